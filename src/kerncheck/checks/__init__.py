@@ -1,0 +1,1 @@
+"""The checks, one module per family. Checks judge and never touch the machine."""

@@ -1,0 +1,1 @@
+"""All that differs between running on a GPU and running in Triton's interpreter."""

@@ -1,0 +1,1 @@
+"""Render a Report as text. Formats print and never decide."""

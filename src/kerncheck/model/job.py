@@ -1,0 +1,63 @@
+"""What is asked: for which profile, device and model the environment is judged."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from kerncheck.model.base import Frozen
+
+ProfileName = Literal["node", "image", "ci"]
+DeviceName = Literal["cuda", "emulate", "none"]
+Convention = Literal["position_ids", "cu_seq_lens", "seq_idx", "both"]
+"""What the job's collator sends beside input_ids; all but the first send position_ids too."""
+
+CONVENTIONS: tuple[Convention, ...] = ("position_ids", "cu_seq_lens", "seq_idx", "both")
+
+
+class RequiredOp(Frozen):
+    """An op that the model needs. ``op`` is ``module:name``; ``layer_type`` is the kind of layer that calls it."""
+
+    op: str
+    layer_type: str = ""
+    training: bool = True
+    inference: bool = True
+    why: str = ""
+
+
+class ModelRequest(Frozen):
+    """The model to judge: its configuration as plain JSON data, never weights, never remote code.
+
+    ``folder`` is the transformers model folder (``qwen3_5``); ``architecture`` the class to build. ``layer_types``
+    are those of the real configuration (``24 of 32``), before anything is shrunk. ``shrink`` overrides fields of
+    the configuration for the emulated device; an empty one lets the child derive it.
+    """
+
+    name: str
+    folder: str
+    architecture: str
+    config: dict[str, Any]
+    layer_types: tuple[str, ...] = ()
+    required: tuple[RequiredOp, ...] = ()
+    shrink: dict[str, Any] = {}  # noqa: RUF012 - msgspec copies it
+    origin: str = ""
+
+    def count(self, layer_type: str) -> int:
+        """Return how many layers of the real configuration have this type."""
+        return sum(kind == layer_type for kind in self.layer_types)
+
+
+class Job(Frozen):
+    """One run of kerncheck, as declared by the user."""
+
+    profile: ProfileName = "node"
+    device: DeviceName = "none"
+    model: ModelRequest | None = None
+    training: bool = True
+    packing: Convention | None = None
+    quick: bool = False
+
+    @property
+    def needed(self) -> tuple[RequiredOp, ...]:
+        """The ops that this job requires: those of the model that training (or inference) enters."""
+        ops = self.model.required if self.model else ()
+        return tuple(op for op in ops if (op.training if self.training else op.inference))

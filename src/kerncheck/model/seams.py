@@ -1,0 +1,9 @@
+"""Section ``seams`` of a snapshot."""
+
+from __future__ import annotations
+
+from kerncheck.model.base import Frozen
+
+
+class Seams(Frozen, tag="seams", tag_field="kind"):
+    """Placeholder until the owner of this section fills it in."""

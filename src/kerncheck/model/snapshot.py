@@ -1,0 +1,31 @@
+"""Everything that was seen on one machine, as plain data that any other machine can judge."""
+
+from __future__ import annotations
+
+from kerncheck.model.base import Frozen, Missing
+from kerncheck.model.environment import Environment, Gpus
+from kerncheck.model.imports import Imports
+from kerncheck.model.job import Job
+from kerncheck.model.numerics import Numerics
+from kerncheck.model.packing import Packing
+from kerncheck.model.seams import Seams
+from kerncheck.model.step import Step
+
+NOT_HERE = Missing(reason="this snapshot does not hold it")
+SECTIONS = ("environment", "gpus", "imports", "seams", "numerics", "packing", "step")
+
+
+class Snapshot(Frozen):
+    """Raw observations, never verdicts. A section that is absent from a file counts as Missing."""
+
+    schema: int = 1
+    kerncheck: str = ""
+    taken: str = ""
+    job: Job | None = None
+    environment: Environment | Missing = NOT_HERE
+    gpus: Gpus | Missing = NOT_HERE
+    imports: Imports | Missing = NOT_HERE
+    seams: Seams | Missing = NOT_HERE
+    numerics: Numerics | Missing = NOT_HERE
+    packing: Packing | Missing = NOT_HERE
+    step: Step | Missing = NOT_HERE

@@ -1,0 +1,1 @@
+"""Code that runs inside the judged interpreter: standard library only, plus what that environment itself brings."""

@@ -1,0 +1,1 @@
+"""Parent-side halves of the probes: what to run for a job, and the section that the answers make."""
