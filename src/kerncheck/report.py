@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Literal
 
 from kerncheck.model.base import Frozen
@@ -94,9 +93,3 @@ class Report(Frozen):
             OK: "passed",
         }
         return words[self.exit_code]
-
-
-def redacted(text: str) -> str:
-    """Remove the user's home directory and name from a path or message."""
-    home = os.path.expanduser("~")  # noqa: PTH111 - a string is wanted
-    return text.replace(home, "~") if len(home) > 1 else text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -10,7 +10,16 @@ Evidence = Literal["measured", "emulated", "rehearsed", "inferred", "declared"]
 """How a fact is known: on the GPU, in Triton's interpreter, compiled for an absent GPU, from files, from the matrix."""
 
 
-class Frozen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FrozenMeta(msgspec.StructMeta):
+    """Gives every subclass the same settings: msgspec itself does not inherit keyword-only."""
+
+    def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **config: Any) -> Any:  # noqa: ANN401
+        """Make the class: immutable, keyword-only, unknown fields refused."""
+        config = {"frozen": True, "kw_only": True, "forbid_unknown_fields": True, **config}
+        return super().__new__(cls, name, bases, namespace, **config)
+
+
+class Frozen(msgspec.Struct, metaclass=FrozenMeta):
     """Base of all plain data: immutable, keyword-only; unknown fields are an error that names the place."""
 
 

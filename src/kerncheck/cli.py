@@ -1,0 +1,162 @@
+"""The command line: parse, call, echo, exit. Everything slow to import is imported by the command that needs it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import click
+
+from kerncheck._version import __version__
+from kerncheck.errors import KerncheckError
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+USAGE, INTERRUPTED = 2, 130
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command and return its exit code. Errors that a user can mend are one line on stderr, exit 2."""
+    try:
+        with ended_by_sigterm():
+            code = cli.main(arguments, prog_name="kerncheck", standalone_mode=False)
+            sys.stdout.flush()
+            return code if isinstance(code, int) else 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code if isinstance(error, click.UsageError) else USAGE
+    except KerncheckError as error:
+        hint = f" ({error.hint})" if error.hint else ""
+        click.echo(f"kerncheck: {error.message}{hint}", err=True)
+        return USAGE
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("kerncheck: interrupted, all probes ended: exit 130", err=True)
+        return INTERRUPTED
+
+
+@contextlib.contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Treat SIGTERM (a CI runner's or scheduler's end) like Ctrl-C, so that no child outlives us."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def options(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Apply several option decorators, in the order in which help shows them."""
+
+    def apply(command: Command) -> Command:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return apply
+
+
+MODEL = click.option("--model", metavar="NAME|DIR|config.json|org/name", help="The model whose kernels are required.")
+PROFILE = click.option(
+    "--profile",
+    type=click.Choice(["node", "image", "ci"]),
+    help="node: a GPU must be there (default). image: no GPU. ci: emulated.",
+)
+DEVICE = click.option(
+    "--device",
+    type=click.Choice(["auto", "cuda", "emulate", "none"]),
+    default="auto",
+    show_default=True,
+    help="emulate runs the real Triton kernels on the CPU and implies --profile ci.",
+)
+PACKING = click.option(
+    "--packing",
+    type=click.Choice(["position_ids", "cu_seq_lens", "seq_idx", "both"]),
+    help="What the job's collator sends beside input_ids to keep packed examples apart.",
+)
+TRAINING = click.option(
+    "--training/--inference", default=True, show_default=True, help="Which ops are required, and whether gradients are."
+)
+QUICK = click.option("--quick", is_flag=True, help="Fewer cases: seconds instead of a minute.")
+SELECTION = options(
+    click.option("--select", multiple=True, metavar="CODE", help="Only checks with this code or prefix (repeatable)."),
+    click.option("--ignore", multiple=True, metavar="CODE", help="No checks with this code or prefix (repeatable)."),
+    click.option("--waive", multiple=True, metavar="CODE[:SUBJECT]=REASON", help="Turn a finding into a visible note."),
+    click.option(
+        "--fail-on", type=click.Choice(["error", "warning"]), default="error", show_default=True, help="Least severity."
+    ),
+)
+PYTHON = click.option(
+    "--python", metavar="PATH", help="Judge this interpreter's environment (default: kerncheck's own)."
+)
+TIMEOUT = click.option("--timeout", type=click.FloatRange(min=1), help="Seconds that one case of a probe may take.")
+OUTPUT = options(
+    click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True),
+    click.option("--output", type=click.Path(dir_okay=False), help="Write the report to this file, not to stdout."),
+    click.option("-v", "--verbose", count=True, help="Also list what passed and what did not apply."),
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="kerncheck")
+def cli() -> None:
+    """Prove that the fused kernels a model needs are installed, right and used.
+
+    Exit codes: 0 passed, 1 findings, 2 bad usage or data, 3 inconclusive, 4 a bug in kerncheck, 130 interrupted.
+    """
+
+
+@cli.command()
+@options(MODEL, PROFILE, DEVICE, PACKING, TRAINING, QUICK, SELECTION, PYTHON, TIMEOUT, OUTPUT)
+@click.option("--dry-run", is_flag=True, help="Print what would be run and judged; run no probe but the static ones.")
+def verify(**given: Any) -> int:  # noqa: ANN401 - click hands over every option by name
+    """Observe this machine, judge it, say what is wrong; exit nonzero unless everything required passed."""
+    from kerncheck.commands import verify as command
+
+    return command(given)
+
+
+@cli.command()
+@options(MODEL, PROFILE, DEVICE, PACKING, TRAINING, QUICK, PYTHON, TIMEOUT)
+@click.option("--output", type=click.Path(dir_okay=False), help="Write the snapshot to this file, not to stdout.")
+def snapshot(**given: Any) -> int:  # noqa: ANN401
+    """Observe only: print everything seen as JSON, for `kerncheck judge` here or elsewhere."""
+    from kerncheck.commands import snapshot as command
+
+    return command(given)
+
+
+@cli.command()
+@click.argument("file", type=click.Path(dir_okay=False))
+@options(MODEL, PROFILE, PACKING, TRAINING, SELECTION, OUTPUT)
+def judge(**given: Any) -> int:  # noqa: ANN401
+    """Judge a snapshot FILE of any machine, with today's rules; torch is not needed. `-` reads stdin."""
+    from kerncheck.commands import judge as command
+
+    return command(given)
+
+
+@cli.command()
+@click.argument("code")
+def explain(code: str) -> int:
+    """Print a check's page: what it checks, why it matters, an example, how to fix."""
+    from kerncheck.commands import explain as command
+
+    return command(code)
+
+
+@cli.command("list")
+@click.argument("what", type=click.Choice(["checks", "kernels", "models", "matrix"]))
+def list_(what: str) -> int:
+    """List the checks, kernels, models or matrix rows that this version knows."""
+    from kerncheck.listing import listing
+
+    click.echo(listing(what), nl=False)
+    return os.EX_OK

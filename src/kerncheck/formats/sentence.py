@@ -1,0 +1,88 @@
+"""The two sentences that every format shares: what was judged (first line) and the verdict (last line)."""
+
+from __future__ import annotations
+
+from kerncheck.model.base import Missing
+from kerncheck.model.environment import Environment
+from kerncheck.report import BUG, FINDINGS, INCONCLUSIVE, Report
+
+NEVER_EMULATED = "races, TF32, other configurations, speed"
+SHOWN = ("torch", "triton", "transformers", "flash-linear-attention", "causal-conv1d")
+
+
+def headline(report: Report) -> str:
+    """Name what was judged: tool, profile, device, model."""
+    job = report.job
+    device = {"emulate": "emulated device", "cuda": "GPU", "none": "no GPU used"}[job.device]
+    model = f"model {job.model.name}" if job.model else "no model named"
+    return f"kerncheck {report.version} · profile {job.profile} · {device} · {model}"
+
+
+def environment_line(report: Report) -> str:
+    """Name the versions that matter, as installed."""
+    environment, gpus = report.snapshot.environment, report.snapshot.gpus
+    parts = versions(environment) if isinstance(environment, Environment) else ["environment not observed"]
+    if isinstance(gpus, Missing):
+        return " · ".join([*parts, "no GPU seen"])
+    names = sorted({gpu.name for gpu in gpus.gpus})
+    return " · ".join([*parts, f"driver {gpus.driver}", f"{len(gpus.gpus)} x {', '.join(names)}"])
+
+
+def versions(environment: Environment) -> list[str]:
+    """Return ``name version`` for Python and each distribution of interest that is installed."""
+    installed = {found.name: found.version for found in environment.distributions}
+    return [
+        f"Python {environment.python.version}",
+        *(f"{name} {installed[name]}" for name in SHOWN if name in installed),
+    ]
+
+
+def short(op: str) -> str:
+    """Return the bare name of an op id."""
+    return op.rpartition(":")[2]
+
+
+def ops_judged(report: Report) -> tuple[list[str], list[str]]:
+    """Split the job's required ops into those that numerics judged and those that it did not."""
+    needed = [op.op for op in report.job.needed]
+    judged = {outcome.subject for outcome in report.of("passed", "failed") if outcome.code.startswith("KC4")}
+    return [op for op in needed if op in judged], [op for op in needed if op not in judged]
+
+
+def last_line(report: Report) -> str:
+    """State the verdict, its exit code and its limits in one line."""
+    code = report.exit_code
+    if code == FINDINGS:
+        text = f"failed: {counted(len(report.failing), 'finding')} at or above {report.fail_on}"
+    elif code == BUG:
+        text = f"a bug in kerncheck: {counted(len(report.crashes), 'check')} raised"
+    elif code == INCONCLUSIVE:
+        text = inconclusive(report)
+    else:
+        text = f"passed for profile {report.job.profile}{coverage(report)}"
+    partial = f" (partial: {report.partial})" if report.partial else ""
+    return f"{text}{partial}: exit {code}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return ``1 finding`` or ``2 findings``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def inconclusive(report: Report) -> str:
+    """Say what the verdict lacks."""
+    if not report.unjudged:
+        return "inconclusive: nothing was judged"
+    return f"inconclusive: {counted(len(report.unjudged), 'required judgement')} could not be made"
+
+
+def coverage(report: Report) -> str:
+    """Say which required ops were judged, on what, and what such a run can never show."""
+    judged, not_judged = ops_judged(report)
+    ops = f"{len(judged)} of {len(judged) + len(not_judged)} required ops judged"
+    missing = [short(op) for op in not_judged]
+    if report.job.device == "emulate":
+        rest = ", ".join([*missing, NEVER_EMULATED])
+        return f" (emulated): {ops} in Triton's interpreter; nothing ran on a GPU; not judged: {rest}"
+    rest = f"; not judged: {', '.join(missing)}" if missing else ""
+    return f": {ops}{rest}" if report.job.model else f"{rest}: no model was judged"
