@@ -1,0 +1,167 @@
+"""Repairs to Triton's interpreter, so that real kernels compute on a CPU what they compute on a GPU.
+
+The interpreter (``TRITON_INTERPRET=1``) runs kernels with numpy. Three things are wrong in it for us:
+
+- the autotuner benchmarks, and there is no device to time on: ``choose_without_timing``;
+- a loop counter of a compiled kernel answers ``.to(dtype)``, a plain int does not: ``LoopIndex``;
+- bf16 is stored as uint16 and computed as if it were integers (errors of 1e11; triton-lang/triton#11584,
+  #10945), and casts to bf16 truncate: ``compat/triton_bf16.py``.
+
+Everything here touches private parts, so it applies to versions that were seen to work, and refuses others by name.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from kerncheck.devices.base import DeviceUnusableError
+
+WORKING = ("3.7.1", "3.8.0", "3.9.0")
+"""Seen to pass the known-answer kernels and the fault table (tests/power), 2026-08, with numpy 2.4, on CPython 3.11."""
+REFUSED = {
+    "3.6.0": "its interpreter calls int() on one-element arrays, which numpy 2.4 refuses",
+    "3.4.0": "it does not accept the heuristics of fla 0.6.0",
+}
+PARTS = {
+    "InterpreterBuilder": ("binary_op", "unary_op", "create_dot", "create_fma", "cast_impl", "create_atomic_rmw"),
+    "ReduceOps": ("sum", "min_max", "to_tensor"),
+    "ScanOps": ("cumsum", "cumprod"),
+    "InterpretedFunction": ("run",),
+}
+
+
+class LoopIndex(int):
+    """A loop counter that answers ``.to(dtype)``, as the counters of compiled kernels do."""
+
+    def to(self, dtype: Any, *_args: Any, **_kwargs: Any) -> Any:
+        """Return the counter as a Triton scalar of this dtype."""
+        from triton.runtime import interpreter
+
+        return interpreter.interpreter_semantic.to_tensor(int(self), False).to(dtype)  # noqa: FBT003
+
+
+class LoopRange(Sequence[int]):
+    """Python's ``range``, with counters that kernels can cast. Host code of the same module sees it too."""
+
+    def __init__(self, *bounds: Any) -> None:
+        self._range = builtins.range(*(int(bound) for bound in bounds))
+
+    def __len__(self) -> int:
+        return len(self._range)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._range[index]
+
+    def __iter__(self) -> Iterator[int]:
+        return map(LoopIndex, self._range)
+
+
+def check_version() -> str:
+    """Return Triton's version if the repairs are known to work with it; raise DeviceUnusableError otherwise."""
+    import triton
+
+    version = str(triton.__version__)
+    release = re.match(r"\d+\.\d+\.\d+", version)
+    name = release.group() if release else version
+    if name not in WORKING:
+        why = REFUSED.get(name, "its interpreter has not been tried")
+        raise DeviceUnusableError(f"triton {version} cannot be emulated: {why}; known to work: {', '.join(WORKING)}")
+    return version
+
+
+def check_parts(interpreter: Any) -> None:
+    """Raise DeviceUnusableError, naming what is missing, unless every private part that is repaired is there."""
+    lost = [
+        f"{holder}.{part}"
+        for holder, parts in PARTS.items()
+        for part in parts
+        if not hasattr(getattr(interpreter, holder, None), part)
+    ]
+    if lost:
+        raise DeviceUnusableError(f"Triton's interpreter has no {', '.join(lost)}: it is not the one that we repair")
+
+
+def switch_on() -> None:
+    """Set ``TRITON_INTERPRET``, which Triton reads when a kernel is decorated: too late once fla is imported."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return
+    if "triton" in sys.modules:
+        raise DeviceUnusableError("TRITON_INTERPRET=1 must be set before triton is imported")
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+class Tuning:
+    """Takes one configuration of each autotuned kernel without timing it, and notes which one was taken.
+
+    ``index`` counts the configurations that differ in their tile sizes: numbers of warps and stages mean nothing
+    to the interpreter. It wraps around, so that every kernel has an answer. ``taken`` maps a kernel's name to the
+    tiles that it last ran with.
+    """
+
+    def __init__(self) -> None:
+        self.index = 0
+        self.taken: dict[str, str] = {}
+        self._seen: dict[int, int] = {}
+
+    def prune(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a replacement for ``Autotuner.prune_configs`` that leaves one configuration."""
+
+        def prune_configs(tuner: Any, *args: Any, **kwargs: Any) -> list[Any]:
+            kept = original(tuner, *args, **kwargs)
+            tiles: dict[str, Any] = {}
+            for config in kept:
+                tiles.setdefault(repr(sorted(config.kwargs.items())), config)
+            return [list(tiles.values())[self.index % len(tiles)]]
+
+        return prune_configs
+
+    def run(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a replacement for ``Autotuner.run`` that forgets the choices made for another index."""
+
+        def run(tuner: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._seen.setdefault(id(tuner), self.index) != self.index:
+                tuner.cache.clear()
+                self._seen[id(tuner)] = self.index
+            result = original(tuner, *args, **kwargs)
+            config = getattr(tuner, "best_config", None)
+            if config is not None and config.kwargs:
+                tiles = ",".join(f"{name}={value}" for name, value in sorted(config.kwargs.items()))
+                self.taken[tuner.base_fn.__name__] = tiles
+            return result
+
+        return run
+
+
+TUNING = Tuning()
+
+
+def choose_without_timing() -> None:
+    """Make the autotuner take a configuration instead of timing all of them."""
+    from triton.runtime import autotuner
+
+    tuner = autotuner.Autotuner
+    tuner._bench = lambda *_args, **_kwargs: [0.0, 0.0, 0.0]  # noqa: SLF001
+    tuner.prune_configs = TUNING.prune(tuner.prune_configs)
+    tuner.run = TUNING.run(tuner.run)
+
+
+def repair() -> str:
+    """Repair the interpreter of this process, once; return Triton's version. Raises DeviceUnusableError."""
+    switch_on()
+    version = check_version()
+    from triton.runtime import interpreter
+
+    from kerncheck.compat import triton_bf16
+
+    if not hasattr(interpreter, "kerncheck_repaired"):
+        check_parts(interpreter)
+        interpreter.range = LoopRange
+        choose_without_timing()
+        triton_bf16.compute_by_value(interpreter)
+        interpreter.kerncheck_repaired = True
+    return version
