@@ -1,7 +1,8 @@
 """The loop of a probe child: walk the cases, stream one JSON line for each start and each answer.
 
-A probe module offers ``setup(options) -> state`` and ``run(case, state) -> dict`` (plain JSON data). The parent
-learns from the streamed lines which case was running when a child died or stood still. Standard library only.
+A probe module (one of ours by its bare name, any other by its dotted one) offers ``setup(options) -> state`` and
+``run(case, state) -> dict`` (plain JSON data). The parent learns from the streamed lines which case was running when
+a child died or stood still. Standard library only.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ def main(descriptor: int) -> None:
 
     def setup() -> Any:
         nonlocal ready
-        module = importlib.import_module("kerncheck.probes." + request["probe"])
+        name = request["probe"]
+        module = importlib.import_module(name if "." in name else "kerncheck.probes." + name)
         state = module.setup(request["options"])
         ready = True
         return module, state
