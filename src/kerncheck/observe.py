@@ -16,7 +16,7 @@ from kerncheck.catalog import Catalog
 from kerncheck.model.base import Missing
 from kerncheck.model.environment import Gpus
 from kerncheck.model.job import Job
-from kerncheck.model.snapshot import Snapshot
+from kerncheck.model.snapshot import RunRecord, Snapshot
 from kerncheck.plan import STATIC
 from kerncheck.stages.common import Ask
 from kerncheck.supervise import Answers, ProbeRun, Supervisor
@@ -35,6 +35,14 @@ class Request:
     timeout: float
 
 
+@dataclass(frozen=True)
+class Observed:
+    """Sections of a snapshot by name, and the runs that made them."""
+
+    sections: dict[str, Any]
+    runs: tuple[RunRecord, ...]
+
+
 def stage(section: str) -> ModuleType:
     """Return the module that plans and reads the probes of a section."""
     return importlib.import_module(f"kerncheck.stages.{section}")
@@ -44,12 +52,23 @@ def observe(request: Request, supervisor: Supervisor) -> Snapshot:
     """Observe the static sections first, since the other probes are planned by them; then all others at once."""
     ask = Ask(job=request.job, catalog=request.catalog, environment=NOT_YET, devices=NOT_YET, timeout=request.timeout)
     static = run_stages(ask, STATIC, request, supervisor)
-    ask = replace(ask, environment=static["environment"], devices=static["gpus"])
-    ask = replace(ask, gpus=visible(ask.devices) if request.job.device == "cuda" else ())
-    later = tuple(section for section in COSTLIEST_FIRST if section in request.sections)
-    found = {**static, **run_stages(ask, later, request, supervisor)}
+    ask = informed(ask, static)
+    later = run_stages(ask, dynamic(request), request, supervisor)
     taken = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return Snapshot(kerncheck=__version__, taken=taken, job=request.job, **found)
+    sections = {**static.sections, **later.sections}
+    return Snapshot(kerncheck=__version__, taken=taken, job=request.job, runs=(*static.runs, *later.runs), **sections)
+
+
+def dynamic(request: Request) -> tuple[str, ...]:
+    """Return the sections that need more than a look at files, the costliest first."""
+    return tuple(section for section in COSTLIEST_FIRST if section in request.sections)
+
+
+def informed(ask: Ask, static: Observed) -> Ask:
+    """Return what the other stages plan by."""
+    devices = static.sections["gpus"]
+    gpus = visible(devices) if ask.job.device == "cuda" else ()
+    return replace(ask, environment=static.sections["environment"], devices=devices, gpus=gpus)
 
 
 NOT_YET = Missing(reason="not observed yet")
@@ -58,27 +77,26 @@ NOT_YET = Missing(reason="not observed yet")
 def planned(request: Request, supervisor: Supervisor) -> list[tuple[str, list[ProbeRun]]]:
     """Return what would run, section by section. Only the static probes are run for it."""
     ask = Ask(job=request.job, catalog=request.catalog, environment=NOT_YET, devices=NOT_YET, timeout=request.timeout)
-    static = run_stages(ask, STATIC, request, supervisor)
-    ask = replace(ask, environment=static["environment"], devices=static["gpus"])
-    later = [section for section in COSTLIEST_FIRST if section in request.sections]
-    return [(section, stage(section).runs(ask)) for section in (*STATIC, *later)]
+    ask = informed(ask, run_stages(ask, STATIC, request, supervisor))
+    return [(section, stage(section).runs(ask)) for section in (*STATIC, *dynamic(request))]
 
 
-def run_stages(ask: Ask, sections: Iterable[str], request: Request, supervisor: Supervisor) -> dict[str, Any]:
-    """Run the probes of several sections side by side; return each section's data."""
+def run_stages(ask: Ask, sections: Iterable[str], request: Request, supervisor: Supervisor) -> Observed:
+    """Run the probes of several sections side by side; return each section's data, and what ran for how long."""
     plans = {section: stage(section).runs(ask) for section in sections}
     lanes = in_lanes(request.job, [run for runs in plans.values() for run in runs])
     with ThreadPoolExecutor(max_workers=max(1, min(len(lanes), workers(request.job)))) as pool:
-        done = [
-            answers for lane in pool.map(lambda lane: [supervisor.run(run) for run in lane], lanes) for answers in lane
-        ]
-    return {section: section_of(section, ask, runs, done) for section, runs in plans.items()}
+        walked = list(pool.map(lambda lane: [supervisor.run(run) for run in lane], lanes))
+    done = {section: [one for lane in walked for one in lane if one.run in runs] for section, runs in plans.items()}
+    found = {section: stage(section).collect(ask, answers) for section, answers in done.items()}
+    records = [record(section, one) for section, answers in done.items() for one in answers]
+    return Observed(found, tuple(records))
 
 
-def section_of(section: str, ask: Ask, runs: list[ProbeRun], done: list[Answers]) -> Any:  # noqa: ANN401
-    """Let the stage make its section of its own answers, in the order in which it planned them."""
-    own = [answers for run in runs for answers in done if answers.run is run]
-    return stage(section).collect(ask, own)
+def record(section: str, answers: Answers) -> RunRecord:
+    """Return what is kept about a run."""
+    cases = len(answers.run.cases)
+    return RunRecord(section=section, label=answers.run.label, cases=cases, seconds=round(answers.seconds, 2))
 
 
 def in_lanes(job: Job, runs: list[ProbeRun]) -> list[list[ProbeRun]]:

@@ -53,6 +53,7 @@ class Answers:
     run: ProbeRun
     setup: Missing | Broken | None
     cases: tuple[Answer, ...]
+    seconds: float = 0.0
 
 
 Progress = Callable[[str, str], None]
@@ -217,6 +218,7 @@ class Walk:
 
     def __init__(self, run: ProbeRun) -> None:
         self.run = run
+        self._started = time.monotonic()
         self.setup: Missing | Broken | None = None
         self.next_case = 0
         self._first = 0
@@ -292,7 +294,7 @@ class Walk:
         """Return one answer for each case; those never reached say why."""
         reason = "interrupted" if self.setup is None else f"the probe could not start: {why(self.setup)}"
         cases = tuple(self._found.get(index, Missing(reason=reason)) for index in range(len(self.run.cases)))
-        return Answers(run=self.run, setup=self.setup, cases=cases)
+        return Answers(run=self.run, setup=self.setup, cases=cases, seconds=time.monotonic() - self._started)
 
 
 def why(answer: Missing | Broken) -> str:

@@ -15,6 +15,15 @@ NOT_HERE = Missing(reason="this snapshot does not hold it")
 SECTIONS = ("environment", "gpus", "imports", "seams", "numerics", "packing", "step")
 
 
+class RunRecord(Frozen):
+    """One child's work: which section it served, how many cases it walked, and its wall time in seconds."""
+
+    section: str
+    label: str
+    cases: int
+    seconds: float
+
+
 class Snapshot(Frozen):
     """Raw observations, never verdicts. A section that is absent from a file counts as Missing."""
 
@@ -22,6 +31,7 @@ class Snapshot(Frozen):
     kerncheck: str = ""
     taken: str = ""
     job: Job | None = None
+    runs: tuple[RunRecord, ...] = ()
     environment: Environment | Missing = NOT_HERE
     gpus: Gpus | Missing = NOT_HERE
     imports: Imports | Missing = NOT_HERE
