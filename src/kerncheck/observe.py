@@ -87,7 +87,8 @@ def run_stages(ask: Ask, sections: Iterable[str], request: Request, supervisor: 
     lanes = in_lanes(request.job, [run for runs in plans.values() for run in runs])
     with ThreadPoolExecutor(max_workers=max(1, min(len(lanes), workers(request.job)))) as pool:
         walked = list(pool.map(lambda lane: [supervisor.run(run) for run in lane], lanes))
-    done = {section: [one for lane in walked for one in lane if one.run in runs] for section, runs in plans.items()}
+    answers_of = {id(one.run): one for lane in walked for one in lane}
+    done = {section: [answers_of[id(run)] for run in runs] for section, runs in plans.items()}
     found = {section: stage(section).collect(ask, answers) for section, answers in done.items()}
     records = [record(section, one) for section, answers in done.items() for one in answers]
     return Observed(found, tuple(records))
