@@ -14,3 +14,7 @@ class KerncheckError(Exception):
 
 class UsageError(KerncheckError):
     """A wrong option, an unknown name or an unreadable input file."""
+
+
+class MatrixError(KerncheckError):
+    """A file of ``matrices/`` that cannot be read or breaks a rule. The message names the file and the row."""

@@ -9,16 +9,21 @@ from kerncheck.model.base import Frozen
 ProfileName = Literal["node", "image", "ci"]
 DeviceName = Literal["cuda", "emulate", "none"]
 Convention = Literal["position_ids", "cu_seq_lens", "seq_idx", "both"]
+Role = Literal["seam", "kernel"]
 """What the job's collator sends beside input_ids; all but the first send position_ids too."""
 
 CONVENTIONS: tuple[Convention, ...] = ("position_ids", "cu_seq_lens", "seq_idx", "both")
 
 
 class RequiredOp(Frozen):
-    """An op that the model needs. ``op`` is ``module:name``; ``layer_type`` is the kind of layer that calls it."""
+    """An op that the model needs. ``op`` is ``module:name``; ``layer_type`` is the kind of layer that calls it.
+
+    A ``seam`` op is bound by the model's own code; a ``kernel`` op is judged by numerics beside it.
+    """
 
     op: str
     layer_type: str = ""
+    role: Role = "seam"
     training: bool = True
     inference: bool = True
     why: str = ""
