@@ -50,7 +50,7 @@ def stage(section: str) -> ModuleType:
 
 def observe(request: Request, supervisor: Supervisor) -> Snapshot:
     """Observe the static sections first, since the other probes are planned by them; then all others at once."""
-    ask = Ask(job=request.job, catalog=request.catalog, environment=NOT_YET, devices=NOT_YET, timeout=request.timeout)
+    ask = first_ask(request)
     static = run_stages(ask, STATIC, request, supervisor)
     ask = informed(ask, static)
     later = run_stages(ask, dynamic(request), request, supervisor)
@@ -74,9 +74,21 @@ def informed(ask: Ask, static: Observed) -> Ask:
 NOT_YET = Missing(reason="not observed yet")
 
 
+def first_ask(request: Request) -> Ask:
+    """Return what the static stages are given: nothing was observed yet."""
+    return Ask(
+        job=request.job,
+        catalog=request.catalog,
+        environment=NOT_YET,
+        devices=NOT_YET,
+        timeout=request.timeout,
+        python=request.python,
+    )
+
+
 def planned(request: Request, supervisor: Supervisor) -> list[tuple[str, list[ProbeRun]]]:
     """Return what would run, section by section. Only the static probes are run for it."""
-    ask = Ask(job=request.job, catalog=request.catalog, environment=NOT_YET, devices=NOT_YET, timeout=request.timeout)
+    ask = first_ask(request)
     ask = informed(ask, run_stages(ask, STATIC, request, supervisor))
     return [(section, stage(section).runs(ask)) for section in (*STATIC, *dynamic(request))]
 

@@ -192,6 +192,9 @@ class Supervisor:
         return walk.answers()
 
     def _one_child(self, walk: Walk) -> None:
+        walk.skip_hopeless()
+        if not walk.pending:
+            return
         cases = list(walk.run.cases[walk.next_case :])
         child = Child(walk.run, cases, walk.run.python or self._python)
         with self._lock:
@@ -243,6 +246,15 @@ class Walk:
         """A new child starts at the first case that has no answer."""
         self._first, self._current, self._since = self.next_case, -1, time.monotonic()
         self._ended = False
+
+    def skip_hopeless(self) -> None:
+        """Do not try a case whose ``needs`` names a case that killed or blocked a child: it would do so again."""
+        named = {self.run.cases[index].get("name"): answer for index, answer in self._found.items()}
+        while self.pending:
+            answer = named.get(self.run.cases[self.next_case].get("needs", ""))
+            if not isinstance(answer, Missing | Broken):
+                return
+            self._answer(self.next_case, Missing(reason=f"not tried, since what it needs failed: {why(answer)}"))
 
     def overdue(self) -> bool:
         """Tell whether the case that runs now has passed its limit."""

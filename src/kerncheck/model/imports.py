@@ -40,11 +40,29 @@ class TorchRuntime(Frozen, tag="torch_runtime", tag_field="kind"):
     output: tuple[str, ...] = ()
 
 
+class Offer(Frozen):
+    """A public name of a compiled extension. ``least`` and ``most`` arguments: None where its docstring tells none."""
+
+    name: str
+    least: int | None = None
+    most: int | None = None
+
+
+class Use(Frozen):
+    """A name of an extension that a wrapper's source uses. ``arguments`` passed by position; None if untold."""
+
+    extension: str
+    name: str
+    arguments: int | None = None
+    file: str = ""
+    line: int = 0
+
+
 class Imported(Frozen, tag="imported", tag_field="kind"):
     """An import that went through. For an op, ``present`` and ``is_none`` speak of the attribute.
 
     ``objects`` are the shared objects that this import mapped into the process, from /proc/self/maps. ``names`` are
-    the public names of a module (extensions only: a wrapper calls them).
+    the public names of a compiled module: its wrapper calls them.
     """
 
     module: str
@@ -55,7 +73,7 @@ class Imported(Frozen, tag="imported", tag_field="kind"):
     type: str = ""
     signature: str = ""
     objects: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()
+    names: tuple[Offer, ...] = ()
 
 
 class Distribution(Frozen):
@@ -71,13 +89,16 @@ class Attempt(Frozen):
     """One import in a child: of which module, what came of it, and what it said on the way.
 
     ``tried`` are the module names in the order tried (a package may be known by several). ``demangled`` explains the
-    C++ names in the message of a failure.
+    C++ names in the message of a failure. ``ordinary`` tells whether ``except Exception`` would catch it; ``missing``
+    is the module that a ModuleNotFoundError names.
     """
 
     module: str
     result: Imported | Missing | Broken = NOT_TRIED
     tried: tuple[str, ...] = ()
     demangled: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
+    ordinary: bool = True
+    missing: str = ""
     warnings: tuple[str, ...] = ()
     output: tuple[str, ...] = ()
 
@@ -85,19 +106,21 @@ class Attempt(Frozen):
 class PackageImport(Frozen):
     """A kernel package: what is installed of it, and how its root and its compiled extensions import, after torch.
 
+    ``known_distributions``, ``known_extensions`` and ``needs`` (packages that it cannot work without) are declared.
     ``location`` is where the import system finds the package without running it ("" for nowhere). ``files`` are the
-    files that look like its extensions, whatever Python they were built for. ``calls`` are the names of each
-    extension that the wrapper's source uses, as ``extension.name``.
+    files that look like its extensions, whatever Python they were built for. ``calls`` are the names of the
+    extensions that the wrapper's source uses.
     """
 
     package: str
     root: Attempt
     known_distributions: tuple[str, ...] = ()
     known_extensions: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
     distributions: tuple[Distribution, ...] | Missing = NOT_TRIED
     location: str = ""
     files: tuple[str, ...] = ()
-    calls: tuple[str, ...] = ()
+    calls: tuple[Use, ...] = ()
     extensions: tuple[Attempt, ...] = ()
 
 

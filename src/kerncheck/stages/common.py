@@ -18,7 +18,7 @@ class Ask:
     """What a stage plans for: the job, what is known, and what the static probes saw.
 
     ``gpus`` holds the values for CUDA_VISIBLE_DEVICES, one for each visible GPU (empty without one). ``timeout`` is
-    the limit of one case in seconds.
+    the limit of one case in seconds; ``python`` the judged interpreter ("" for the one that runs kerncheck).
     """
 
     job: Job
@@ -27,6 +27,7 @@ class Ask:
     devices: Gpus | Missing
     gpus: tuple[str, ...] = ()
     timeout: float = 120.0
+    python: str = ""
 
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
