@@ -49,8 +49,7 @@ class ByValue:
 
     def down(self, handle: Any) -> Any:
         """Return an fp32 result as bf16; what a comparison returned stays boolean."""
-        truth = handle.data.dtype == bool
-        return self.handle(handle.data if truth else rounded(handle.data), self.tl.bfloat16)
+        return handle if handle.data.dtype == bool else self.handle(rounded(handle.data), self.tl.bfloat16)
 
     def computed(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a builder method whose result has the type of its operands."""

@@ -1,9 +1,13 @@
 """Repairs to Triton's interpreter, so that real kernels compute on a CPU what they compute on a GPU.
 
-The interpreter (``TRITON_INTERPRET=1``) runs kernels with numpy. Three things are wrong in it for us:
+The interpreter (``TRITON_INTERPRET=1``) runs kernels with numpy. Five things are wrong in it for us:
 
 - the autotuner benchmarks, and there is no device to time on: ``choose_without_timing``;
 - a loop counter of a compiled kernel answers ``.to(dtype)``, a plain int does not: ``LoopIndex``;
+- every call of a device function scans all of ``triton.language`` for something to patch, which takes 40 % of the time
+  of a delta rule and finds nothing, since the launch around it has patched: ``PatchOnce``;
+- a comparison keeps the type of its operands, so that a scalar one, once broadcast, is an int32 mask that loads refuse
+  ("mask has unsupported dtype", fla's convolution with an initial state): ``truth``;
 - bf16 is stored as uint16 and computed as if it were integers (errors of 1e11; triton-lang/triton#11584,
   #10945), and casts to bf16 truncate: ``compat/triton_bf16.py``.
 
@@ -17,6 +21,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 from kerncheck.devices.base import DeviceUnusableError
@@ -32,6 +37,8 @@ PARTS = {
     "ReduceOps": ("sum", "min_max", "to_tensor"),
     "ScanOps": ("cumsum", "cumprod"),
     "InterpretedFunction": ("run",),
+    "GridExecutor": ("__call__",),
+    "_LangPatchScope": ("restore",),
 }
 
 
@@ -140,6 +147,61 @@ class Tuning:
 TUNING = Tuning()
 
 
+class PatchOnce:
+    """Patches ``triton.language`` once for each launch instead of once for each call of a device function."""
+
+    def __init__(self, interpreter: Any) -> None:
+        import triton.language as tl
+
+        self._languages = (tl, tl.core)
+        self._nothing = interpreter._LangPatchScope  # noqa: SLF001
+        self._original = interpreter._patch_lang  # noqa: SLF001
+        self._known: dict[Any, frozenset[int]] = {}
+        self._patched: frozenset[int] = frozenset()
+
+    def needed(self, function: Any) -> frozenset[int]:
+        """Return which of triton's two language modules a kernel or device function sees."""
+        if function not in self._known:
+            values = [value for value in function.__globals__.values() if isinstance(value, ModuleType)]
+            self._known[function] = frozenset(id(value) for value in values if value in self._languages)
+        return self._known[function]
+
+    def patch(self, function: Any) -> Any:
+        """Replace ``_patch_lang``: do nothing where this launch has patched everything that the function sees."""
+        needed = self.needed(function)
+        if needed <= self._patched:
+            return self._nothing()
+        self._patched |= needed
+        return self._original(function)
+
+    def launch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``GridExecutor.__call__``, which undoes its patches when it ends."""
+
+        def launched(executor: Any, *args: Any, **kwargs: Any) -> Any:
+            outer, self._patched = self._patched, frozenset()
+            try:
+                return original(executor, *args, **kwargs)
+            finally:
+                self._patched = outer
+
+        return launched
+
+
+def truth(interpreter: Any) -> None:
+    """Give the results of comparisons the type int1, as the compiler does."""
+    import triton.language as tl
+
+    original = interpreter.InterpreterBuilder.binary_op
+
+    def binary_op(builder: Any, *args: Any) -> Any:
+        result = original(builder, *args)
+        if result.data.dtype == bool:
+            result.dtype = tl.int1
+        return result
+
+    interpreter.InterpreterBuilder.binary_op = binary_op
+
+
 def choose_without_timing() -> None:
     """Make the autotuner take a configuration instead of timing all of them."""
     from triton.runtime import autotuner
@@ -162,6 +224,10 @@ def repair() -> str:
         check_parts(interpreter)
         interpreter.range = LoopRange
         choose_without_timing()
+        truth(interpreter)
+        once = PatchOnce(interpreter)
+        interpreter._patch_lang = once.patch  # noqa: SLF001
+        interpreter.GridExecutor.__call__ = once.launch(interpreter.GridExecutor.__call__)
         triton_bf16.compute_by_value(interpreter)
         interpreter.kerncheck_repaired = True
     return version
