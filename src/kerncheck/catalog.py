@@ -239,7 +239,8 @@ def placed(message: str, raw: Any) -> str:  # noqa: ANN401 - the tables as read
 
 def row_name(path: str, raw: Any) -> str:  # noqa: ANN401 - the tables as read
     """Return a path such as ``.release[3].triton`` as ``release 4 (version '2.9.1'), triton``."""
-    words, here = [], raw
+    words: list[str] = []
+    here = raw
     for step in STEP.finditer(path):
         if step["index"] is not None:
             here = here[int(step["index"])]

@@ -66,7 +66,17 @@ def tables(catalog: Catalog) -> Iterator[tuple[str, str, tuple[Known, ...]]]:
     yield "tested.toml", "tested", catalog.tested.tested
     yield "models", "model", catalog.models
     for name, item in kernel_files(catalog):
-        for table in ("op", "release", "wheels", "known_bad", "variable", "no_backward", "backend", "gencode", "conflict"):
+        for table in (
+            "op",
+            "release",
+            "wheels",
+            "known_bad",
+            "variable",
+            "no_backward",
+            "backend",
+            "gencode",
+            "conflict",
+        ):
             yield name, table, getattr(item, table)
 
 
@@ -83,7 +93,9 @@ def duplicates(catalog: Catalog) -> Iterator[Fault]:
     for file, table, rows in tables(catalog):
         names = [identity(row) for row in rows]
         yield from ((f"{file}: {table}", f"{name!r} stands there twice") for name in twice(names) if name)
-    yield from ((f"known_bad (id {name!r})", "two rows have this id") for name in twice(r.id for _, r in bad_rows(catalog)))
+    yield from (
+        (f"known_bad (id {name!r})", "two rows have this id") for name in twice(r.id for _, r in bad_rows(catalog))
+    )
     ops = [op.id for item in catalog.kernels.values() for op in item.op]
     yield from ((f"kernels: op (id {name!r})", "two packages list this op") for name in twice(ops))
     owned = [name for item in catalog.kernels.values() for name in item.package.distributions]
@@ -113,7 +125,9 @@ def references(catalog: Catalog) -> Iterator[Fault]:
         for row in item.no_backward:
             yield from unknown_ops(f"{name}: no_backward (op {row.op!r})", (row.op,), catalog)
     for model in catalog.transformers.model:
-        yield from unknown_ops(f"transformers.toml: model (folder {model.folder!r})", (s.op for s in model.seams), catalog)
+        yield from unknown_ops(
+            f"transformers.toml: model (folder {model.folder!r})", (s.op for s in model.seams), catalog
+        )
     for profile in catalog.models:
         where = f"models/{profile.name}.toml"
         yield from unknown_ops(f"{where}: required", (op.op for op in profile.required), catalog)
@@ -212,7 +226,10 @@ def contradictions(catalog: Catalog) -> Iterator[Fault]:
         for where, row in bad_rows(catalog):
             version = version_of(row, tested, catalog)
             if row.severity == "error" and version and applies(row, setting, version):
-                yield f"tested.toml: tested (id {tested.id!r})", f"it is declared as tested, and known to be bad by {where}"
+                yield (
+                    f"tested.toml: tested (id {tested.id!r})",
+                    f"it is declared as tested, and known to be bad by {where}",
+                )
 
 
 def as_setting(tested: Tested) -> Setting:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, dataclass_transform
 
 import msgspec
 
@@ -10,6 +10,7 @@ Evidence = Literal["measured", "emulated", "rehearsed", "inferred", "declared"]
 """How a fact is known: on the GPU, in Triton's interpreter, compiled for an absent GPU, from files, from the matrix."""
 
 
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(msgspec.field,))
 class FrozenMeta(msgspec.StructMeta):
     """Gives every subclass the same settings: msgspec itself does not inherit keyword-only."""
 

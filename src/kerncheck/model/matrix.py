@@ -157,7 +157,7 @@ class GpuFile(Frozen):
 
 
 class Condition(Frozen):
-    """All that is given must hold, the first three of one and the same GPU: one is enough of ``cc``, none of ``not_cc``.
+    """All that is given must hold, the first three of one GPU: it has one of ``cc`` and none of ``not_cc``.
 
     ``packages`` maps a distribution to a range that its installed version must lie in; ``absent`` and ``without``
     name distributions and tools that must not be there. ``variables`` maps an environment variable to values of
@@ -450,3 +450,92 @@ class TestedFile(Frozen):
     """``tested.toml``."""
 
     tested: tuple[Tested, ...] = ()
+
+
+# loader.toml
+
+
+class SymbolOwner(Known):
+    """Who should export a missing symbol: a C++ ``namespace`` (mangled, as in ``3c104cuda``) or a name's ``prefix``.
+
+    ``shadowed`` marks libraries of which another install is often found first; then the file that the error names is
+    innocent. ``stale`` may hold a pattern whose group ``wanted`` is the version that the symbol's own name asks for.
+    """
+
+    namespace: str = ""
+    prefix: str = ""
+    library: str
+    project: str
+    shadowed: bool = False
+    stale: str = ""
+    remedy: str = ""
+
+
+class SymbolMeaning(Known):
+    """What a certain missing symbol says about the torch that an extension was built for."""
+
+    symbol: str
+    means: str
+
+
+class CudaLibrary(Known):
+    """A library of the CUDA toolkit: its name without the number, and which number belongs to which CUDA major."""
+
+    name: str
+    majors: dict[str, str]
+
+
+class SharedLibrary(Known):
+    """A library, by the beginning of its name: what ships it, and what to do when it is not found."""
+
+    prefix: str
+    ships_in: str
+    remedy: str
+    driver: bool = False
+
+
+class LoaderMessage(Known):
+    """A pattern in an exception's message and the class that it shows."""
+
+    pattern: str
+    cause: Literal["symbol", "library", "version", "file", "python", "module", "name"]
+    means: str = ""
+
+
+class Said(Known):
+    """A line or warning that a package writes at import. ``judge``: a finding always, on a GPU only, or a note."""
+
+    text: str
+    means: str
+    judge: Literal["always", "with_gpu", "note"]
+    severity: Severity = "warning"
+    remedy: str = ""
+
+
+class Misleading(Known):
+    """What a library that catches the exception says about a package that is installed and broken."""
+
+    library: str
+    text: str
+    packages: tuple[str, ...]
+
+
+class Rebuild(Known):
+    """How to build a compiled package anew for the torch that is installed."""
+
+    distribution: str
+    command: str
+    switch: str = ""
+
+
+class LoaderFile(Frozen):
+    """``loader.toml``."""
+
+    owner: tuple[SymbolOwner, ...]
+    meaning: tuple[SymbolMeaning, ...] = ()
+    cuda_library: tuple[CudaLibrary, ...] = ()
+    library: tuple[SharedLibrary, ...] = ()
+    message: tuple[LoaderMessage, ...]
+    said: tuple[Said, ...] = ()
+    misleading: tuple[Misleading, ...] = ()
+    rebuild: tuple[Rebuild, ...] = ()
