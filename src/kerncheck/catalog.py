@@ -16,22 +16,16 @@ from packaging.version import InvalidVersion, Version
 
 from kerncheck import invariants
 from kerncheck.errors import MatrixError
-from kerncheck.model.matrix import (
+from kerncheck.model.matrix import KernelFile, Known, KnownBad, ModelProfile, TestedFile, TritonFile, TritonRelease
+from kerncheck.model.releases import (
     CudaFile,
     GpuFile,
     GpuModel,
-    KernelFile,
-    Known,
-    KnownBad,
-    ModelProfile,
     SeamModel,
-    TestedFile,
     TorchFile,
     TorchRelease,
     TransformersFile,
     TransformersRelease,
-    TritonFile,
-    TritonRelease,
 )
 from kerncheck.versions import parse
 

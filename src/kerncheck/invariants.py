@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from kerncheck.errors import MatrixError
 from kerncheck.matching import Setting, applies
-from kerncheck.model.matrix import Condition, KernelFile, Known, KnownBad, Tested, Toolkit, TorchRelease
+from kerncheck.model.matrix import Condition, KernelFile, Known, KnownBad, Tested
+from kerncheck.model.releases import Toolkit, TorchRelease
 from kerncheck.versions import holds, parse
 
 if TYPE_CHECKING:
@@ -93,9 +94,8 @@ def duplicates(catalog: Catalog) -> Iterator[Fault]:
     for file, table, rows in tables(catalog):
         names = [identity(row) for row in rows]
         yield from ((f"{file}: {table}", f"{name!r} stands there twice") for name in twice(names) if name)
-    yield from (
-        (f"known_bad (id {name!r})", "two rows have this id") for name in twice(r.id for _, r in bad_rows(catalog))
-    )
+    ids = twice(row.id for _, row in bad_rows(catalog))
+    yield from ((f"known_bad (id {name!r})", "two rows have this id") for name in ids)
     ops = [op.id for item in catalog.kernels.values() for op in item.op]
     yield from ((f"kernels: op (id {name!r})", "two packages list this op") for name in twice(ops))
     owned = [name for item in catalog.kernels.values() for name in item.package.distributions]
@@ -122,12 +122,11 @@ def references(catalog: Catalog) -> Iterator[Fault]:
     for where, row in bad_rows(catalog):
         yield from unknown_ops(where, (op for op in row.ops if op != EVERY_OP), catalog)
     for name, item in kernel_files(catalog):
-        for row in item.no_backward:
-            yield from unknown_ops(f"{name}: no_backward (op {row.op!r})", (row.op,), catalog)
+        for op in (entry.op for entry in item.no_backward):
+            yield from unknown_ops(f"{name}: no_backward (op {op!r})", (op,), catalog)
     for model in catalog.transformers.model:
-        yield from unknown_ops(
-            f"transformers.toml: model (folder {model.folder!r})", (s.op for s in model.seams), catalog
-        )
+        where = f"transformers.toml: model (folder {model.folder!r})"
+        yield from unknown_ops(where, (seam.op for seam in model.seams), catalog)
     for profile in catalog.models:
         where = f"models/{profile.name}.toml"
         yield from unknown_ops(f"{where}: required", (op.op for op in profile.required), catalog)
@@ -226,10 +225,7 @@ def contradictions(catalog: Catalog) -> Iterator[Fault]:
         for where, row in bad_rows(catalog):
             version = version_of(row, tested, catalog)
             if row.severity == "error" and version and applies(row, setting, version):
-                yield (
-                    f"tested.toml: tested (id {tested.id!r})",
-                    f"it is declared as tested, and known to be bad by {where}",
-                )
+                yield f"tested.toml: tested (id {tested.id!r})", f"declared as tested, and known to be bad by {where}"
 
 
 def as_setting(tested: Tested) -> Setting:

@@ -10,7 +10,6 @@ Evidence = Literal["measured", "emulated", "rehearsed", "inferred", "declared"]
 """How a fact is known: on the GPU, in Triton's interpreter, compiled for an absent GPU, from files, from the matrix."""
 
 
-@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(msgspec.field,))
 class FrozenMeta(msgspec.StructMeta):
     """Gives every subclass the same settings: msgspec itself does not inherit keyword-only."""
 
@@ -20,7 +19,8 @@ class FrozenMeta(msgspec.StructMeta):
         return super().__new__(cls, name, bases, namespace, **config)
 
 
-class Frozen(msgspec.Struct, metaclass=FrozenMeta):
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(msgspec.field,))
+class Frozen(msgspec.Struct, metaclass=FrozenMeta, frozen=True):
     """Base of all plain data: immutable, keyword-only; unknown fields are an error that names the place."""
 
 
