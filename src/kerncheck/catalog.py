@@ -48,6 +48,7 @@ class Catalog:
     kernels: Mapping[str, KernelFile]
     models: tuple[ModelProfile, ...]
     tested: TestedFile
+    loader: LoaderFile
 
     def model(self, name: str) -> ModelProfile | None:
         """Return the profile with this name or alias, without regard to case."""
@@ -176,6 +177,7 @@ def load(directory: Path | None = None) -> Catalog:
         kernels={path.stem: kernel_file(path) for path in sorted((where / "kernels").glob("*.toml"))},
         models=tuple(read(path, ModelProfile) for path in sorted((where / "models").glob("*.toml"))),
         tested=read(where / "tested.toml", TestedFile),
+        loader=read(where / "loader.toml", LoaderFile),
     )
     invariants.enforce(catalog)
     return catalog

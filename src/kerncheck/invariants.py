@@ -33,7 +33,17 @@ def enforce(catalog: Catalog) -> None:
         MatrixError: the first fault, as ``file: row: what is wrong``.
 
     """
-    for rule in (sources, duplicates, references, drivers, toolkits, torch_releases, conditions, contradictions):
+    for rule in (
+        sources,
+        patterns,
+        duplicates,
+        references,
+        drivers,
+        toolkits,
+        torch_releases,
+        conditions,
+        contradictions,
+    ):
         for where, what in rule(catalog):
             raise MatrixError(f"{where}: {what}")
 
@@ -66,6 +76,8 @@ def tables(catalog: Catalog) -> Iterator[tuple[str, str, tuple[Known, ...]]]:
     yield "transformers.toml", "model", catalog.transformers.model
     yield "tested.toml", "tested", catalog.tested.tested
     yield "models", "model", catalog.models
+    for table in ("owner", "meaning", "cuda_library", "library", "message", "said", "misleading"):
+        yield "loader.toml", table, getattr(catalog.loader, table)
     for name, item in kernel_files(catalog):
         for table in (
             "op",
@@ -87,6 +99,21 @@ def sources(catalog: Catalog) -> Iterator[Fault]:
         for number, row in enumerate(rows, 1):
             if not row.source.strip():
                 yield f"{file}: {table} {number}", "the source is empty"
+
+
+def patterns(catalog: Catalog) -> Iterator[Fault]:
+    """Every pattern of the loader's messages compiles and has the groups that its class needs."""
+    needed = {"symbol": {"symbol"}, "library": {"library"}, "version": {"library", "version"}, "module": {"module"}}
+    rows = [("message", row.pattern, needed.get(row.cause, set())) for row in catalog.loader.message]
+    rows += [("owner", row.stale, {"wanted"}) for row in catalog.loader.owner if row.stale]
+    for table, pattern, groups in rows:
+        try:
+            lacking = groups - set(re.compile(pattern).groupindex)
+        except re.error as error:
+            yield f"loader.toml: {table} ({pattern!r})", f"not a regular expression: {error}"
+        else:
+            if lacking:
+                yield f"loader.toml: {table} ({pattern!r})", f"the group {min(lacking)!r} is absent"
 
 
 def duplicates(catalog: Catalog) -> Iterator[Fault]:

@@ -96,7 +96,7 @@ class Attempt(Frozen):
     module: str
     result: Imported | Missing | Broken = NOT_TRIED
     tried: tuple[str, ...] = ()
-    demangled: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
+    demangled: dict[str, str] = {}
     ordinary: bool = True
     missing: str = ""
     warnings: tuple[str, ...] = ()

@@ -353,14 +353,6 @@ class Misleading(Known):
     packages: tuple[str, ...]
 
 
-class Rebuild(Known):
-    """How to build a compiled package anew for the torch that is installed."""
-
-    distribution: str
-    command: str
-    switch: str = ""
-
-
 class LoaderFile(Frozen):
     """``loader.toml``."""
 
@@ -371,4 +363,3 @@ class LoaderFile(Frozen):
     message: tuple[LoaderMessage, ...]
     said: tuple[Said, ...] = ()
     misleading: tuple[Misleading, ...] = ()
-    rebuild: tuple[Rebuild, ...] = ()
