@@ -16,6 +16,7 @@ from packaging.version import InvalidVersion, Version
 
 from kerncheck import invariants
 from kerncheck.errors import MatrixError
+from kerncheck.model.loader import LoaderFile
 from kerncheck.model.matrix import KernelFile, Known, KnownBad, ModelProfile, TestedFile, TritonFile, TritonRelease
 from kerncheck.model.releases import (
     CudaFile,
