@@ -9,8 +9,9 @@ from kerncheck.model.base import Frozen
 ProfileName = Literal["node", "image", "ci"]
 DeviceName = Literal["cuda", "emulate", "none"]
 Convention = Literal["position_ids", "cu_seq_lens", "seq_idx", "both"]
-Role = Literal["seam", "kernel"]
 """What the job's collator sends beside input_ids; all but the first send position_ids too."""
+
+Role = Literal["seam", "kernel"]
 
 CONVENTIONS: tuple[Convention, ...] = ("position_ids", "cu_seq_lens", "seq_idx", "both")
 
@@ -51,6 +52,18 @@ class ModelRequest(Frozen):
         return sum(kind == layer_type for kind in self.layer_types)
 
 
+class Target(Frozen):
+    """A GPU that an image is meant for. ``text`` is what the user wrote; ``cc`` its compute capability, ``9.0``.
+
+    ``name`` is the product's name where one was given (``H200``), else empty: then only what every GPU of that
+    capability has in common is known.
+    """
+
+    text: str
+    cc: str
+    name: str = ""
+
+
 class Job(Frozen):
     """One run of kerncheck, as declared by the user."""
 
@@ -60,6 +73,8 @@ class Job(Frozen):
     training: bool = True
     packing: Convention | None = None
     quick: bool = False
+    targets: tuple[Target, ...] = ()
+    driver: str = ""
 
     @property
     def needed(self) -> tuple[RequiredOp, ...]:
