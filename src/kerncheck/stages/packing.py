@@ -1,0 +1,107 @@
+"""Plan and read the packing probe: one child, one case for each convention with use_cache off and on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from kerncheck.model.base import Broken, Missing
+from kerncheck.model.job import CONVENTIONS, Job
+from kerncheck.model.packing import Cell, Packing, Unseen
+from kerncheck.stages.common import Ask, child_environment
+from kerncheck.supervise import Answer, Answers, ProbeRun, why
+
+
+def runs(ask: Ask) -> list[ProbeRun]:
+    """Return the run, or nothing for a job without a model or device, or a quick one that declares no packing."""
+    job = ask.job
+    conventions = tried(job)
+    if job.model is None or job.device == "none" or not conventions or (job.device == "cuda" and not ask.gpus):
+        return []
+    gpu = ask.gpus[0] if job.device == "cuda" else ""  # the code decides here, not the device: one GPU says it all
+    options = {"request": msgspec.to_builtins(job.model), "device": job.device, "dtype": "bfloat16"}
+    run = ProbeRun(
+        label="packing",
+        probe="packing",
+        cases=tuple(cases(conventions)),
+        options=options,
+        environment=child_environment(job, gpu),
+        limit=ask.timeout,
+        setup_limit=2 * ask.timeout,
+    )
+    return [run]
+
+
+def tried(job: Job) -> tuple[str, ...]:
+    """Return the conventions to try: all of them, or only the declared one in a quick run."""
+    if job.quick:
+        return (job.packing,) if job.packing else ()
+    return CONVENTIONS
+
+
+def cases(conventions: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return the positive control and the conventions, with use_cache off and on.
+
+    With a cache only attention can behave differently, and one changed example shows it.
+    """
+    off = [case(convention, use_cache=False) for convention in ("nothing", *conventions)]
+    return off + [case(convention, use_cache=True) for convention in conventions]
+
+
+def case(convention: str, *, use_cache: bool) -> dict[str, Any]:
+    """Return one case of the probe."""
+    return {
+        "name": f"{convention}, use_cache {'on' if use_cache else 'off'}",
+        "convention": convention,
+        "use_cache": use_cache,
+        "gradients": not use_cache,
+        "examples": [0] if use_cache else [0, 1, 2],
+    }
+
+
+def collect(ask: Ask, answers: list[Answers]) -> Packing | Missing:
+    """Put the cells together; Missing if not one of them was seen."""
+    if not answers:
+        return Missing(reason=not_run(ask.job))
+    told = answers[0]
+    pairs = list(zip(told.run.cases, told.cases, strict=True))
+    about = next((answer["about"] for _, answer in pairs if isinstance(answer, dict) and "about" in answer), None)
+    if about is None:
+        return Missing(reason=first_reason(told))
+    device = "Triton interpreter" if about["device"] == "emulate" else f"{about['name']}"
+    return msgspec.convert(
+        {
+            **{name: about[name] for name in ("lengths", "layer_types", "attention", "experts", "standins")},
+            "kind": "packing",
+            "evidence": "emulated" if about["device"] == "emulate" else "measured",
+            "device": device,
+            "cells": [msgspec.to_builtins(cell(asked, answer)) for asked, answer in pairs],
+        },
+        Packing,
+    )
+
+
+def not_run(job: Job) -> str:
+    """Return why no packing probe was planned."""
+    if job.model is None:
+        return "no model was named (--model)"
+    if job.quick and job.packing is None:
+        return "a quick run tests packing only when it is declared (--packing)"
+    return "packing needs a device that runs the model: a GPU, or --device emulate"
+
+
+def first_reason(told: Answers) -> str:
+    """Return why nothing was seen: what the set-up or the first case said."""
+    if told.setup is not None:
+        return f"the packing probe could not start: {why(told.setup)}"
+    first = told.cases[0]
+    return str(first["missing"]) if isinstance(first, dict) else why(first)
+
+
+def cell(asked: dict[str, Any], answer: Answer) -> Cell | Unseen:
+    """Turn one answer into a cell."""
+    if isinstance(answer, dict) and "cell" in answer:
+        return msgspec.convert(answer["cell"], Cell)
+    reason: Missing | Broken = answer if not isinstance(answer, dict) else Missing(reason=str(answer["missing"]))
+    return Unseen(convention=asked["convention"], use_cache=asked["use_cache"], why=reason)
