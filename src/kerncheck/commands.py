@@ -196,11 +196,20 @@ def read_snapshot(name: str) -> Snapshot:
             raise UsageError(f"{name}: {len(data)} bytes is more than a snapshot can have")
         raw = msgspec.json.decode(data)
         inner = raw.get("snapshot", raw) if isinstance(raw, dict) else raw
-        return msgspec.convert(inner, Snapshot)
+        return supported(msgspec.convert(inner, Snapshot), name)
     except OSError as error:
         raise UsageError(f"{name}: {error.strerror or error}") from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise UsageError(f"{name}: not a snapshot: {error}", "make one with `kerncheck snapshot`") from None
+
+
+def supported(seen: Snapshot, name: str) -> Snapshot:
+    """Return the snapshot if its schema is one that we read."""
+    if seen.schema != Snapshot().schema:
+        raise UsageError(
+            f"{name}: a snapshot of version {seen.schema}; this kerncheck reads version {Snapshot().schema}"
+        )
+    return seen
 
 
 def explain(code: str) -> int:
