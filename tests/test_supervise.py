@@ -80,7 +80,9 @@ def test_signal_names_the_case_and_the_next_case_still_runs(walk, name):
     assert first["pid"] != after["pid"]
 
 
-@pytest.mark.parametrize(("code", "number"), [("os._exit(0)", 0), ("os._exit(7)", 7), ("sys.exit(5)", 5), ("sys.exit('x')", 1)])
+@pytest.mark.parametrize(
+    ("code", "number"), [("os._exit(0)", 0), ("os._exit(7)", 7), ("sys.exit(5)", 5), ("sys.exit('x')", 1)]
+)
 def test_exit_is_an_observation_whatever_its_code(walk, code, number):
     answer, after = walk(code, "pass").cases
     assert isinstance(answer, Broken)

@@ -21,7 +21,7 @@ from kerncheck.checks.registry import Case, Check, all_checks
 from kerncheck.errors import UsageError
 from kerncheck.judge import judge as judge_case
 from kerncheck.judge import waive
-from kerncheck.model.job import DeviceName, Job
+from kerncheck.model.job import DeviceName, Job, ProfileName
 from kerncheck.model.snapshot import Snapshot
 from kerncheck.plan import Plan, make_plan, parse_waiver
 from kerncheck.report import Report
@@ -95,7 +95,7 @@ def make_job(given: Given, catalog: Catalog) -> Job:
     from kerncheck.models import resolve
 
     device = choose_device(given.get("device") or "auto", given["profile"])
-    profile = given["profile"] or ("ci" if device == "emulate" else "node")
+    profile: ProfileName = given["profile"] or ("ci" if device == "emulate" else "node")
     if (device == "emulate") != (profile == "ci"):
         raise UsageError(f"--profile {profile} and --device {device} exclude each other", "emulate belongs to ci alone")
     return Job(

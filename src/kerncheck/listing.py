@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kerncheck import catalog as catalogs
 from kerncheck.checks.registry import FAMILIES, all_checks
@@ -11,7 +11,7 @@ from kerncheck.plan import Plan
 from kerncheck.supervise import ProbeRun
 
 
-def table(rows: list[tuple[str, ...]]) -> str:
+def table(rows: Sequence[tuple[str, ...]]) -> str:
     """Return rows as aligned columns."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

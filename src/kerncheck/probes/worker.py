@@ -39,10 +39,11 @@ class Reply:
 
 def describe(error: BaseException) -> dict[str, Any]:
     """Return an exception as data: its type, its message, the chain of its causes and its traceback."""
-    chain, step = [], error
-    while step is not None and len(chain) < 12:  # a cycle of causes must end
+    chain: list[str] = []
+    step: BaseException | None = error
+    while step and len(chain) < 12:  # a cycle of causes must end
         chain.append(f"{type(step).__name__}: {step}")
-        step = step.__cause__ or step.__context__  # type: ignore[assignment]
+        step = step.__cause__ or step.__context__
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return {"exception": type(error).__name__, "message": str(error), "chain": chain, "detail": text[-6000:]}
 
