@@ -86,12 +86,12 @@ def causal_conv1d_update(  # noqa: PLR0913, PLR0917 - the signature of the packa
 ) -> Any:
     """One decode step: x (B, D) or (B, D, T), conv_state (B, D, S >= W - 1), changed in place; returns like x.
 
-    The ring buffer (cache_seqlens) and the batch gather (conv_state_indices) are not imitated: NotImplementedError.
+    The ring buffer (cache_seqlens) and the batch gather (conv_state_indices) are not imitated: ValueError.
     """
     import torch
 
     if cache_seqlens is not None or conv_state_indices is not None:
-        raise NotImplementedError("kerncheck's stand-in for causal_conv1d_update has no cache_seqlens or indices")
+        raise ValueError("kerncheck's stand-in for causal_conv1d_update has no cache_seqlens or indices")
     check_activation(activation)
     steps = x.unsqueeze(-1) if x.dim() == 2 else x
     state, width, length = conv_state.shape[-1], weight.shape[-1], steps.shape[-1]

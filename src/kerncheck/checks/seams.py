@@ -1,0 +1,183 @@
+"""Seams: what the model's fused ops are bound to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kerncheck.checks.registry import Case, check
+from kerncheck.checks.seams_common import (
+    NOT_YET,
+    Need,
+    binding_of,
+    bindings,
+    entered_or_none,
+    evidence,
+    executed,
+    layer_types,
+    needs,
+    recurrent,
+)
+from kerncheck.checks.seams_remedies import found_text, remedy, why
+from kerncheck.kernels import find_spec
+from kerncheck.model.base import Broken, Missing, NotObservedError, seen
+from kerncheck.model.layers import share
+from kerncheck.model.outcome import Outcome, Say
+from kerncheck.model.seams import Binding, Bindings, Entered
+
+
+@check("KC301", "required ops are bound to fused kernels", needs=("seams",))
+def eager_binding(case: Case, say: Say) -> Iterator[Outcome]:
+    """Each op that the model's layers need is bound to its kernel package, not to the library's eager reference.
+
+    What it checks
+    In a clean process, what transformers' modelling code bound each required op to, and why where it is the reference.
+    A compiled package that a CPU build of torch cannot have does not apply under profile ci.
+
+    Why it matters
+    transformers catches any exception of the import, keeps its reference for as long as the process lives, and says
+    at most once that the package "is not installed". Training goes on, several times slower.
+
+    Example
+    fla: 24 of 32 layers run the eager reference of chunk_gated_delta_rule: installed, but import fla raises
+    ImportError: undefined symbol (transformers says "not installed", which misleads)
+
+    How to fix
+    Install the package, or mend its import (KC2xx names the cause), then start the process anew: a seam is never bound
+    a second time.
+    """
+    bound, run = bindings(case), entered_or_none(case)
+    fallen: dict[tuple[str, str], list[tuple[Need, Binding]]] = {}
+    wanted = needs(case)
+    if not wanted:
+        yield say.not_applicable("seams", "this model's code calls no fused op through a seam")
+    for need in wanted:
+        item = binding_of(bound, need.op)
+        if item is None or impossible_here(case, bound, item):
+            yield from set_aside(need, item, say)
+        elif item.bound in ("package", "hub"):
+            proof = evidence(run) if executed(run, need.op) else "inferred"
+            yield say.passed(need.op, f"bound to {item.target} ({item.bound}) for {need.layers}", proof)
+        else:
+            fallen.setdefault((item.package, why(item)), []).append((need, item))
+    for (package, _), items in fallen.items():
+        yield fallback(case, package, items, say)
+
+
+def impossible_here(case: Case, bound: Bindings, item: Binding) -> bool:
+    """Tell whether an absent package is one whose compiled code a CPU build of torch cannot have (profile ci only)."""
+    absent = item.reason is not None and item.reason.kind == "absent"
+    spec = find_spec(item.op)
+    return case.job.profile == "ci" and absent and not bound.torch_gpu and spec is not None and not spec.runs_emulated
+
+
+def set_aside(need: Need, item: Binding | None, say: Say) -> Iterator[Outcome]:
+    """Say why an op is not judged here; one without a seam is KC304's."""
+    if item is not None:
+        reason = f"compiled for CUDA, and this is a CPU build of torch: an eager stand-in takes {item.package}'s place"
+        yield say.not_applicable(need.op, reason)
+
+
+def fallback(case: Case, package: str, items: list[tuple[Need, Binding]], say: Say) -> Outcome:
+    """Return the finding for the ops of one package that fell back for one reason."""
+    need, item = items[0]
+    names = ", ".join(need.name for need, _ in items)
+    most = max((need for need, _ in items), key=lambda need: need.count)
+    return say.failed(
+        package,
+        f"{most.layers} run the eager reference of {names}: {why(item)}",
+        found=found_text(item),
+        wanted=f"{names} bound to {need.op.partition(':')[0]}",
+        remedy=remedy(item, case.catalog),
+    )
+
+
+@check("KC304", "the layers have seams", needs=("seams",))
+def no_seam(case: Case, say: Say) -> Iterator[Outcome]:
+    """A model whose layers need fused ops has places where they are bound, or is seen to launch kernels without.
+
+    What it checks
+    That the modelling code of a model with linear-attention, convolution or hybrid layers has a seam for each required
+    op. Where one has none, the kernels that each such layer launches in a tiny run decide.
+
+    Why it matters
+    Code without a seam (a fork, remote code, another version of transformers) may call the kernels directly, or never.
+    Nothing that was not seen is a pass.
+
+    Example
+    3 of 4 layers are linear_attention, and the modelling code has no seam at all
+
+    How to fix
+    Use a transformers release whose code of this model has seams (5.15 or later), or let kerncheck run the model on a
+    device, so that launched kernels can be counted.
+    """
+    bound, run, types = bindings(case), entered_or_none(case), layer_types(case)
+    kinds = recurrent(types)
+    without = [need for need in needs(case) if binding_of(bound, need.op) is None]
+    if not kinds and not without:
+        yield say.not_applicable("seams", "no layer of this model needs a seam")
+    elif bound.bindings and not without:
+        yield say.passed("seams", f"{bound.module} has a seam for each required op")
+    else:
+        count = sum(kind in kinds for kind in types)
+        what = ", ".join(need.name for need in without) or "any op"
+        yield decided_by_launches(f"{share(count, len(types))}: no seam for {what} in {bound.module}", run, say)
+
+
+def decided_by_launches(problem: str, run: Entered | None, say: Say) -> Outcome:
+    """Judge layers without a seam by the kernels that they launch."""
+    if run is None or run.problem is not None:
+        return say.not_judged("seams", f"{problem}, and nothing was executed that could show kernels")
+    silent = silent_layers(run)
+    if not silent:
+        return say.passed("seams", f"{problem}, but each of its layers launches Triton kernels", evidence(run))
+    return say.failed(
+        "seams",
+        problem,
+        found=f"no Triton kernel launched by built layers {', '.join(map(str, silent))}",
+        wanted="a fused kernel in each such layer",
+        remedy="use a transformers release whose code of this model has seams (5.15 or later)",
+        evidence=evidence(run),
+    )
+
+
+def silent_layers(run: Entered) -> list[int]:
+    """Return the built layers that need fused ops and launched no kernel."""
+    loud = {item.layer for item in run.forward if item.kernels}
+    kinds = recurrent(run.layer_types)
+    return [index for index, kind in enumerate(run.layer_types) if kind in kinds and index not in loud]
+
+
+@check("KC305", "the model's code can be read", needs=("seams",))
+def unreadable(case: Case, say: Say) -> Iterator[Outcome]:
+    """The installed transformers has this model, its code can be imported, and its seams are of a kind that we know.
+
+    What it checks
+    That transformers knows the model type or the architecture, that the modelling code imports, and that it binds its
+    fused ops with the mechanism of transformers 5.15 and later.
+
+    Why it matters
+    Where the seams cannot be read, nothing is known about what the layers would run, whatever is installed.
+
+    Example
+    transformers 4.57.6: transformers before 5.15 is not supported yet
+
+    How to fix
+    Install a release of transformers that has the model and is 5.15 or later; mend whatever breaks its import.
+    """
+    bound = seen(case.snapshot.seams).bound
+    if isinstance(bound, Broken):
+        yield say.failed(
+            "transformers",
+            f"the modelling code cannot be imported: {bound.exception or bound.how}: {bound.message}",
+            found=" < ".join(bound.chain) or bound.message,
+            wanted="an import that succeeds",
+            remedy="mend the module that the last exception of the chain names, then run kerncheck again",
+        )
+    elif isinstance(bound, Missing):
+        raise NotObservedError(bound.reason)
+    elif bound.mechanism != "seam":
+        reason = NOT_YET if bound.mechanism == "flags" else "its mechanism for fused ops is not known"
+        remedy_text = "use transformers 5.15 or later, or wait for a kerncheck that reads this one"
+        yield say.not_judged(f"transformers {bound.transformers}", reason, remedy=remedy_text)
+    else:
+        yield say.passed(f"transformers {bound.transformers}", f"{bound.module}: {len(bound.bindings)} seams read")

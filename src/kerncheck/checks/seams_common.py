@@ -1,0 +1,131 @@
+"""What the checks of the seams share: which ops the verdict needs, of how many layers, and what was seen of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kerncheck.checks.registry import Case, Judge
+from kerncheck.kernels import find_spec
+from kerncheck.model.base import Broken, Evidence, Missing, NotObservedError, seen
+from kerncheck.model.layers import needs_seam, share
+from kerncheck.model.outcome import Outcome, Say
+from kerncheck.model.seams import Binding, Bindings, Entered, Entry
+from kerncheck.models import decodes
+
+NOT_YET = "transformers before 5.15 is not supported yet: its modelling code has flags instead of seams"
+
+
+@dataclass(frozen=True)
+class Need:
+    """An op that this job's verdict needs, and how many of the real model's layers call it."""
+
+    op: str
+    count: int
+    total: int
+
+    @property
+    def layers(self) -> str:
+        """``24 of 32 layers``; ``layers`` where the configuration does not tell their types."""
+        return share(self.count, self.total) if self.total else "layers"
+
+    @property
+    def name(self) -> str:
+        """The op without its module."""
+        return self.op.rpartition(":")[2]
+
+
+def bindings(case: Case) -> Bindings:
+    """Return what the seams are bound to; raise NotObservedError where there is nothing of the kind to judge."""
+    bound = seen(case.snapshot.seams).bound
+    if isinstance(bound, Broken):
+        raise NotObservedError(f"the modelling code cannot be imported (KC305): {bound.exception}: {bound.message}")
+    if seen(bound).mechanism != "seam":
+        raise NotObservedError(f"transformers {seen(bound).transformers}: {NOT_YET} (KC305)")
+    return seen(bound)
+
+
+def entered(case: Case) -> Entered:
+    """Return what was executed; raise NotObservedError where nothing was."""
+    run = seen(case.snapshot.seams).entered
+    if isinstance(run, Broken):
+        raise NotObservedError(f"the tiny run broke: {run.exception or run.how}: {run.message}")
+    return seen(run)
+
+
+def on_a_device(judge: Judge) -> Judge:
+    """Leave a check of what executes to the node when an image is built, since there is no GPU then."""
+
+    @functools.wraps(judge)
+    def judged(case: Case, say: Say) -> Iterator[Outcome]:
+        if case.job.profile == "image":
+            reason = "an image build has no GPU: what executes is judged on the node"
+            yield say.not_judged("execution", reason, required=False)
+        else:
+            yield from judge(case, say)
+
+    return judged
+
+
+def entered_or_none(case: Case) -> Entered | None:
+    """Return what was executed, or None."""
+    run = seen(case.snapshot.seams).entered
+    return None if isinstance(run, Missing | Broken) else run
+
+
+def layer_types(case: Case) -> tuple[str, ...]:
+    """Return the real model's layer types: those of the request, else what transformers reads in the configuration."""
+    model, bound = case.job.model, seen(case.snapshot.seams).bound
+    if model is not None and model.layer_types:
+        return model.layer_types
+    return bound.layer_types if isinstance(bound, Bindings) else ()
+
+
+def needs(case: Case) -> list[Need]:
+    """Return the ops that the verdict needs: those of the request, else every op that the seams stand for."""
+    types = layer_types(case)
+    wanted: dict[str, set[str]] = {}
+    for op in case.job.needed:
+        if op.role == "seam":
+            wanted.setdefault(op.op, set()).update({op.layer_type} if op.layer_type else recurrent(types))
+    if not wanted:
+        ops = [item.op for item in bindings(case).bindings]
+        wanted = {op: recurrent(types) for op in ops if not (case.job.training and decodes(op))}
+    return [Need(op, sum(kind in kinds for kind in types), len(types)) for op, kinds in wanted.items()]
+
+
+def recurrent(types: tuple[str, ...]) -> set[str]:
+    """Return the kinds of layer that call seams."""
+    return {kind for kind in types if needs_seam(kind)}
+
+
+def binding_of(bound: Bindings, op: str) -> Binding | None:
+    """Return the seam that stands for an op."""
+    return next((item for item in bound.bindings if item.op == op), None)
+
+
+def evidence(run: Entered | None) -> Evidence:
+    """Return how strong a fact of this run is."""
+    if run is None:
+        return "inferred"
+    return "measured" if run.device == "cuda" else "emulated"
+
+
+def executed(run: Entered | None, op: str) -> bool:
+    """Tell whether every call of an op ran the package or a hub kernel, and there was one."""
+    entries = run.of(op) if run else ()
+    return bool(entries) and all(set(entry.ran) <= {"package", "hub"} and not entry.error for entry in entries)
+
+
+def launches(op: str) -> bool:
+    """Tell whether an op's kernels go through Triton, where they can be counted."""
+    spec = find_spec(op)
+    return spec is not None and spec.library == "triton"
+
+
+def named(run: Entered, entries: tuple[Entry, ...]) -> str:
+    """Name the built layers of some entries: ``layers 0, 1, 2 of the built model``."""
+    indices = sorted({entry.layer for entry in entries})
+    inside = [str(index) for index in indices if index >= 0]
+    return f"layer{'' if len(inside) == 1 else 's'} {', '.join(inside)} of the {len(run.layer_types)} that were built"
