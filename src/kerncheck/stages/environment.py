@@ -23,9 +23,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 NAMES = (
     "torch", "triton", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm", "torchvision", "torchaudio",
-    "transformers", "numpy", "einops", "cuda-toolkit", "xformers", "apex", "transformer-engine",
-    "transformer-engine-torch", "megatron-core", "deepspeed", "bitsandbytes", "accelerate", "trl", "peft", "tilelang", "apache-tvm-ffi",
-    "quack-kernels", "flash-kda",
+    "transformers", "numpy", "einops", "cuda-toolkit", "xformers", "apex", "transformer-engine", "megatron-core",
+    "transformer-engine-torch", "deepspeed", "bitsandbytes", "accelerate", "trl", "peft", "tilelang",
+    "apache-tvm-ffi", "quack-kernels", "flash-kda",
 )  # fmt: skip
 """Distributions of interest besides those of the kernel packages."""
 
