@@ -202,6 +202,7 @@ class Imports(Frozen, tag="imports", tag_field="kind"):
     host: Host | Missing = NOT_TRIED
     torch: TorchRuntime | Missing | Broken = NOT_TRIED
     torch_distribution: Distribution | None = None
+    torch_demangled: dict[str, str] = {}
     packages: tuple[PackageImport, ...] = ()
     ops: tuple[OpImport, ...] = ()
     elf: tuple[ElfFacts, ...] | Missing = NOT_TRIED

@@ -3,7 +3,7 @@
 Options: ``torch`` (import it first, as a user's process does). Cases, by ``kind``: ``host`` and ``torch`` describe
 the interpreter and torch; ``installed`` reads metadata and the search path, and runs nothing of the package;
 ``module`` imports one module; ``op`` imports one op. An exception is caught here, whatever its type, so that what
-was said before it is kept; a case whose ``needs`` failed in this process is not tried, since a second import of a
+was said before it is kept; an op whose package failed in this process is not tried, since a second import of a
 half-imported package raises something else.
 """
 
@@ -18,6 +18,7 @@ import os
 import platform
 import resource
 import sys
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -52,7 +53,7 @@ def run(case: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
         "op": import_op,
     }
     earlier = state["failed"].get(case.get("needs"))
-    if earlier:
+    if earlier and case["kind"] == "op":
         return {"module": case["modules"][0], "result": {"kind": "missing", "reason": f"not tried: {earlier}"}}
     answer = kinds[case["kind"]](case)
     if answer.get("result", {}).get("kind") == "broken":
@@ -161,7 +162,7 @@ def absent(answer: dict[str, Any], name: str) -> bool:
     """Tell whether a module of this name does not exist, or does not have the op."""
     result = answer["result"]
     if result["kind"] == "imported":
-        return not result["present"] or result["is_none"]
+        return not result.get("present", True) or result.get("is_none", False)
     missing = answer.get("missing", "")
     return bool(missing) and (missing == name or name.startswith(missing + "."))
 
@@ -185,7 +186,7 @@ def attempt(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 def failure(error: BaseException) -> dict[str, Any]:
     """Return an exception as a result. ``ordinary`` tells whether ``except Exception`` would have caught it."""
-    said = described(error)
+    said = described(error.with_traceback(below_us(error.__traceback__)))
     result: dict[str, Any] = {"kind": "broken", "how": "raised", **said}
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -196,6 +197,14 @@ def failure(error: BaseException) -> dict[str, Any]:
         "ordinary": isinstance(error, Exception),
         "missing": str(getattr(error, "name", None) or "") if isinstance(error, ModuleNotFoundError) else "",
     }
+
+
+def below_us(frames: types.TracebackType | None) -> types.TracebackType | None:
+    """Return a traceback without its first frames, those of this module and of the import system."""
+    ours = (__file__, importlib.__file__)
+    while frames and (frames.tb_frame.f_code.co_filename in ours or "importlib" in frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    return frames
 
 
 def described(error: BaseException) -> dict[str, Any]:

@@ -150,6 +150,7 @@ def collect(ask: Ask, answers: list[Answers]) -> Imports | Missing:
         host=reached(read(host, Host)),
         torch=torch_of(torch),
         torch_distribution=next(iter(owners), None),
+        torch_demangled=torch["demangled"] if isinstance(torch, dict) else {},
         packages=tuple(package_of(target, item) for target, item in found),
         ops=tuple(op for target, item in found for op in ops_of(ask, target, item)),
         elf=elf_of(by_label[BINARIES]),
@@ -177,7 +178,12 @@ def torch_of(answer: Answer) -> TorchRuntime | Missing | Broken:
 
 
 def attempt_of(module: str, answer: Answer) -> Attempt:
-    """Return one import. A child that died or stood still says so as the import's result."""
+    """Return one import. A child that died or stood still says so as the import's result.
+
+    What an import raises comes inside the answer; an answer that is itself an exception is a failure of our probe.
+    """
+    if isinstance(answer, Broken) and answer.how == "raised":
+        answer = Missing(reason=f"the probe itself failed ({answer.exception}: {answer.message})")
     if isinstance(answer, Missing | Broken):
         return Attempt(module=module, result=answer, ordinary=False)
     return msgspec.convert(answer, Attempt)
