@@ -17,9 +17,20 @@ from packaging.version import InvalidVersion, Version
 from kerncheck import invariants
 from kerncheck.errors import MatrixError
 from kerncheck.model.loader import LoaderFile
-from kerncheck.model.matrix import KernelFile, Known, KnownBad, ModelProfile, TestedFile, TritonFile, TritonRelease
+from kerncheck.model.matrix import (
+    KernelFile,
+    Known,
+    KnownBad,
+    ModelProfile,
+    TestedFile,
+    TritonFile,
+    TritonRelease,
+    Variable,
+)
 from kerncheck.model.releases import (
     CudaFile,
+    DriverFile,
+    DriverMessage,
     GpuFile,
     GpuModel,
     SeamModel,
@@ -50,6 +61,7 @@ class Catalog:
     models: tuple[ModelProfile, ...]
     tested: TestedFile
     loader: LoaderFile
+    driver: DriverFile
 
     def model(self, name: str) -> ModelProfile | None:
         """Return the profile with this name or alias, without regard to case."""
@@ -98,6 +110,11 @@ class Catalog:
         rows = (row for row in self.gpus.gpu if re.match(re.escape(row.name.casefold()) + r"(?![a-z0-9])", text))
         return max(rows, key=lambda row: len(row.name), default=None)
 
+    def driver_message(self, text: str) -> DriverMessage | None:
+        """Return the first row whose words stand in what CUDA or NVML said."""
+        said = text.casefold()
+        return next((row for row in self.driver.message if row.text in said), None)
+
     def kernel_of(self, distribution: str) -> KernelFile | None:
         """Return the kernel package that ships a distribution."""
         return next((item for item in self.kernels.values() if distribution in item.package.distributions), None)
@@ -113,6 +130,12 @@ class Catalog:
     def known_bad(self) -> tuple[KnownBad, ...]:
         """Every known-bad row, of every package."""
         return (*self.triton.known_bad, *(row for item in self.kernels.values() for row in item.known_bad))
+
+    @functools.cached_property
+    def variables(self) -> tuple[Variable, ...]:
+        """Every environment variable that a package is known to read."""
+        shipped = (row for item in self.kernels.values() for row in item.variable)
+        return (*self.triton.variable, *self.transformers.variable, *shipped)
 
     @functools.cached_property
     def ops(self) -> frozenset[str]:
@@ -179,6 +202,7 @@ def load(directory: Path | None = None) -> Catalog:
         models=tuple(read(path, ModelProfile) for path in sorted((where / "models").glob("*.toml"))),
         tested=read(where / "tested.toml", TestedFile),
         loader=read(where / "loader.toml", LoaderFile),
+        driver=read(where / "driver.toml", DriverFile),
     )
     invariants.enforce(catalog)
     return catalog

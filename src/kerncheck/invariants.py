@@ -67,6 +67,7 @@ def tables(catalog: Catalog) -> Iterator[tuple[str, str, tuple[Known, ...]]]:
     """Yield (file, table, rows) of everything that has rows."""
     yield "torch.toml", "release", catalog.torch.release
     yield "torch.toml", "companion", catalog.torch.companion
+    yield "driver.toml", "message", catalog.driver.message
     yield "cuda.toml", "floor", catalog.cuda.floor
     yield "cuda.toml", "toolkit", catalog.cuda.toolkit
     yield "gpus.toml", "gpu", catalog.gpus.gpu

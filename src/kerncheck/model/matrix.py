@@ -62,6 +62,7 @@ class KnownBad(Known):
     """A combination that is known to be bad. ``unless`` lists conditions of which each alone lifts it.
 
     ``ops`` are op ids, or ``*`` for every op of the package. ``where`` names the function inside the package.
+    ``judged_by`` is the code of the check that looks at it, where that is another than the one of all such rows.
     """
 
     id: str
@@ -75,6 +76,7 @@ class KnownBad(Known):
     effect: str
     symptom: str = ""
     severity: Severity = "error"
+    judged_by: str = ""
     remedy: str
     cure: tuple[Cure, ...] = ()
 
@@ -105,12 +107,25 @@ class Backend(Known):
 
 
 class Variable(Known):
-    """An environment variable that a package reads. ``off`` lists values that switch fused kernels off."""
+    """An environment variable that a package reads, and whether its value switches fused kernels off.
+
+    ``off`` lists the values that do; where ``on`` is given, every other value does. Case does not matter. ``severity``
+    is what that deserves.
+    """
 
     name: str
     default: str
     effect: str = ""
     off: tuple[str, ...] = ()
+    on: tuple[str, ...] = ()
+    severity: Literal["error", "warning", "note"] = "note"
+
+    def switches_off(self, value: str) -> bool:
+        """Tell whether this value switches fused kernels off."""
+        given = value.strip().casefold()
+        off = {item.casefold() for item in self.off}
+        on = {item.casefold() for item in self.on}
+        return given in off or (bool(on) and given not in on)
 
 
 Requirements = dict[str, dict[str, SpecifierSet]]

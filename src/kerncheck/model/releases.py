@@ -111,6 +111,23 @@ class CudaFile(Frozen):
     torch_gcc: GccBounds
 
 
+# driver.toml
+
+
+class DriverMessage(Known):
+    """Words of CUDA or NVML, what they mean and what helps."""
+
+    text: str
+    means: str
+    remedy: str
+
+
+class DriverFile(Frozen):
+    """``driver.toml``."""
+
+    message: tuple[DriverMessage, ...]
+
+
 # gpus.toml
 
 
