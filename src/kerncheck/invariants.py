@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 EVERY_OP = "*"
 TOOLS = frozenset({"nvcc", "ptxas", "cc"})
+WHEEL_FIELDS = ("python", "torch", "tags", "machines", "cxx11_abi")
 CAPABILITY = re.compile(r"\d{1,2}\.\d")
 CANONICAL = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
@@ -41,6 +42,7 @@ def enforce(catalog: Catalog) -> None:
         drivers,
         toolkits,
         torch_releases,
+        wheel_sets,
         conditions,
         contradictions,
     ):
@@ -72,6 +74,7 @@ def tables(catalog: Catalog) -> Iterator[tuple[str, str, tuple[Known, ...]]]:
     yield "cuda.toml", "toolkit", catalog.cuda.toolkit
     yield "gpus.toml", "gpu", catalog.gpus.gpu
     yield "triton.toml", "release", catalog.triton.release
+    yield "triton.toml", "hardware", catalog.triton.hardware
     yield "triton.toml", "known_bad", catalog.triton.known_bad
     yield "transformers.toml", "release", catalog.transformers.release
     yield "transformers.toml", "model", catalog.transformers.model
@@ -221,6 +224,20 @@ def torch_releases(catalog: Catalog) -> Iterator[Fault]:
 def named_cudas(row: TorchRelease) -> tuple[str, ...]:
     """Return every CUDA version that a release says it was built with."""
     return (row.pypi_cuda, *row.cuda_stable, *row.cuda_experimental)
+
+
+def wheel_sets(catalog: Catalog) -> Iterator[Fault]:
+    """What a row of wheels excludes are some of its own wheels, not none and not all."""
+    for name, item in kernel_files(catalog):
+        for row in item.wheels:
+            where = f"{name}: wheels (version {str(row.version)!r}), exclude"
+            for some in row.exclude:
+                lists = [(field, getattr(some, field)) for field in WHEEL_FIELDS if getattr(some, field)]
+                strange = [value for field, values in lists for value in values if value not in getattr(row, field)]
+                if not lists:
+                    yield where, "a set without any list would exclude every wheel"
+                elif strange:
+                    yield where, f"{strange[0]!r} is none of the values of this row"
 
 
 def conditions(catalog: Catalog) -> Iterator[Fault]:

@@ -145,8 +145,18 @@ class KernelRelease(Known):
     split_core: bool = False
 
 
+class WheelSet(Frozen):
+    """Some of a release's wheels: those that have one of the values in each list that is given."""
+
+    python: tuple[str, ...] = ()
+    torch: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    machines: tuple[str, ...] = ()
+    cxx11_abi: tuple[bool, ...] = ()
+
+
 class Wheels(Known):
-    """The prebuilt wheels of one release: each combination of these is published, except what ``exclude`` says.
+    """The prebuilt wheels of one release: each combination of these is published, except the sets in ``exclude``.
 
     ``complete`` says that ``torch`` is known to hold every minor that a wheel was published for.
     """
@@ -159,7 +169,7 @@ class Wheels(Known):
     machines: tuple[str, ...] = ()
     cxx11_abi: tuple[bool, ...] = ()
     build_os: str = ""
-    exclude: tuple[str, ...] = ()
+    exclude: tuple[WheelSet, ...] = ()
     complete: bool = True
 
 
@@ -236,10 +246,18 @@ class TritonRelease(Known):
     blackwell: tuple[int, ...] = ()
 
 
+class Hardware(Known):
+    """The lowest compute capability that some versions say they support."""
+
+    versions: SpecifierSet
+    cc_min: str
+
+
 class TritonFile(Frozen):
     """``triton.toml``."""
 
     release: tuple[TritonRelease, ...]
+    hardware: tuple[Hardware, ...] = ()
     known_bad: tuple[KnownBad, ...] = ()
     variable: tuple[Variable, ...] = ()
 

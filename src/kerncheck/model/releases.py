@@ -132,12 +132,16 @@ class DriverFile(Frozen):
 
 
 class GpuModel(Known):
-    """A GPU by its product name, without the leading "NVIDIA" or "Tesla"."""
+    """A GPU by its product name, without the leading "NVIDIA" or "Tesla".
+
+    ``machine`` is the CPU architecture of a GPU that exists only beside such a CPU; empty where any will do.
+    """
 
     name: str
     cc: str
     architecture: str
     kind: Literal["datacenter", "workstation", "consumer", "jetson"]
+    machine: Literal["", "x86_64", "aarch64"] = ""
 
 
 class SharedMemory(Known):
