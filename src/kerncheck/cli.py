@@ -76,6 +76,10 @@ DEVICE = click.option(
     show_default=True,
     help="emulate runs the real Triton kernels on the CPU and implies --profile ci.",
 )
+TARGET = click.option(
+    "--target", multiple=True, metavar="sm_90|9.0|h200", help="A GPU that the image is meant for (repeatable)."
+)
+DRIVER = click.option("--driver", metavar="580|580.65.06", help="The NVIDIA driver that the image's nodes have.")
 PACKING = click.option(
     "--packing",
     type=click.Choice(["position_ids", "cu_seq_lens", "seq_idx", "both"]),
@@ -114,7 +118,7 @@ def cli() -> None:
 
 
 @cli.command()
-@options(MODEL, PROFILE, DEVICE, PACKING, TRAINING, QUICK, SELECTION, PYTHON, TIMEOUT, OUTPUT)
+@options(MODEL, PROFILE, DEVICE, TARGET, DRIVER, PACKING, TRAINING, QUICK, SELECTION, PYTHON, TIMEOUT, OUTPUT)
 @click.option("--dry-run", is_flag=True, help="Print what would be run and judged; run no probe but the static ones.")
 def verify(**given: Any) -> int:  # noqa: ANN401 - click hands over every option by name
     """Observe this machine, judge it, say what is wrong; exit nonzero unless everything required passed."""
@@ -124,7 +128,7 @@ def verify(**given: Any) -> int:  # noqa: ANN401 - click hands over every option
 
 
 @cli.command()
-@options(MODEL, PROFILE, DEVICE, PACKING, TRAINING, QUICK, PYTHON, TIMEOUT)
+@options(MODEL, PROFILE, DEVICE, TARGET, DRIVER, PACKING, TRAINING, QUICK, PYTHON, TIMEOUT)
 @click.option("--output", type=click.Path(dir_okay=False), help="Write the snapshot to this file, not to stdout.")
 def snapshot(**given: Any) -> int:  # noqa: ANN401
     """Observe only: print everything seen as JSON, for `kerncheck judge` here or elsewhere."""
@@ -135,7 +139,7 @@ def snapshot(**given: Any) -> int:  # noqa: ANN401
 
 @cli.command()
 @click.argument("file", type=click.Path(dir_okay=False))
-@options(MODEL, PROFILE, PACKING, TRAINING, SELECTION, OUTPUT)
+@options(MODEL, PROFILE, TARGET, DRIVER, PACKING, TRAINING, SELECTION, OUTPUT)
 def judge(**given: Any) -> int:  # noqa: ANN401
     """Judge a snapshot FILE of any machine, with today's rules; torch is not needed. `-` reads stdin."""
     from kerncheck.commands import judge as command

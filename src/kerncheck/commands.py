@@ -86,18 +86,21 @@ def make_request(given: Given, job: Job, plan: Plan, catalog: Catalog) -> Any:  
 
 
 def make_job(given: Given, catalog: Catalog) -> Job:
-    """Read profile, device and model from the options.
+    """Read profile, device, model and targets from the options.
 
     Raises:
-        UsageError: a profile and a device that exclude each other, or a model that nobody knows.
+        UsageError: options that exclude each other, or a model, target or driver that nobody knows.
 
     """
     from kerncheck.models import resolve
+    from kerncheck.targets import parse_driver, parse_targets
 
     device = choose_device(given.get("device") or "auto", given["profile"])
     profile: ProfileName = given["profile"] or ("ci" if device == "emulate" else "node")
     if (device == "emulate") != (profile == "ci"):
         raise UsageError(f"--profile {profile} and --device {device} exclude each other", "emulate belongs to ci alone")
+    if profile == "node" and (given["target"] or given["driver"]):
+        raise UsageError("profile node judges the GPU that is here, --target and --driver an image", "--profile image")
     return Job(
         profile=profile,
         device=device,
@@ -105,6 +108,8 @@ def make_job(given: Given, catalog: Catalog) -> Job:
         training=given["training"],
         packing=given["packing"],
         quick=bool(given.get("quick")),
+        targets=parse_targets(given["target"], catalog),
+        driver=parse_driver(given["driver"]),
     )
 
 
@@ -180,7 +185,13 @@ def judged_job(given: Given, seen: Snapshot, catalog: Catalog) -> Job:
     if asked["profile"] == "ci" or taken.device == "emulate":
         asked["device"] = "emulate" if asked["profile"] == "ci" else "none"
     job = make_job({**asked, "packing": given["packing"] or taken.packing}, catalog)
-    return job if given["model"] else msgspec.structs.replace(job, model=taken.model)
+    declared = job.profile == "image"
+    return msgspec.structs.replace(
+        job,
+        model=job.model if given["model"] else taken.model,
+        targets=job.targets or (taken.targets if declared else ()),
+        driver=job.driver or (taken.driver if declared else ""),
+    )
 
 
 def read_snapshot(name: str) -> Snapshot:
