@@ -18,6 +18,7 @@ from kerncheck.errors import UsageError
 from kerncheck.layer_types import layer_types
 from kerncheck.model.job import ModelRequest, RequiredOp
 from kerncheck.model.layers import needs_seam
+from kerncheck.model.matrix import ModelProfile
 
 LARGEST_CONFIG = 16 * 1024 * 1024
 """Bytes. The largest published configurations hold some hundred kilobytes (vocabulary maps)."""
@@ -104,22 +105,38 @@ def from_file(path: Path, catalog: Catalog, *, name: str) -> ModelRequest:
     nested = config.get("text_config")
     inner = nested if isinstance(nested, dict) and isinstance(nested.get("model_type"), str) else config
     types = (str(inner["model_type"]), str(config["model_type"]))
-    profile = next((found for kind in types if (found := catalog.model_for_type(kind))), None)
+    profile = profile_for(types, catalog)
     layers = layer_types(nested if isinstance(nested, dict) else config)
     folder = profile.folder if profile else folder_of(types, catalog)
     architectures = config.get("architectures")
     named = architectures[0] if isinstance(architectures, list) and architectures else ""
-    required = profile.required if profile else required_by_rows(folder, layers, catalog)
     return ModelRequest(
         name=name,
         folder=folder,
         architecture=profile.architecture if profile else str(named),
         config=inner,
         layer_types=layers,
-        required=tuple(op for op in required if not layers or op.layer_type in ("", *layers)),
+        required=required_ops(types, layers, catalog),
         shrink=profile.shrink if profile else {},
         origin=str(path),
     )
+
+
+def profile_for(model_types: tuple[str, ...], catalog: Catalog) -> ModelProfile | None:
+    """Return the profile that speaks for one of these model types, the first one first."""
+    return next((found for kind in model_types if (found := catalog.model_for_type(kind))), None)
+
+
+def required_ops(
+    model_types: tuple[str, ...], layers: tuple[str, ...], catalog: Catalog, folder: str = ""
+) -> tuple[RequiredOp, ...]:
+    """Return the ops that layers of these kinds need: as the profile says, else what the folder's seams bind."""
+    profile = profile_for(model_types, catalog)
+    if profile:
+        required = profile.required
+    else:
+        required = required_by_rows(folder or folder_of(model_types, catalog), layers, catalog)
+    return tuple(op for op in required if not layers or op.layer_type in ("", *layers))
 
 
 def read_config(path: Path) -> dict[str, Any]:

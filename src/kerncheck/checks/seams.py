@@ -82,9 +82,10 @@ def fallback(case: Case, package: str, items: list[tuple[Need, Binding]], say: S
     need, item = items[0]
     names = ", ".join(need.name for need, _ in items)
     most = max((need for need, _ in items), key=lambda need: need.count)
+    how = f"do not call {names} of {package}" if item.bound == "replaced" else f"run the eager reference of {names}"
     return say.failed(
         package,
-        f"{most.layers} run the eager reference of {names}: {why(item)}",
+        f"{most.layers} {how}: {why(item)}",
         found=found_text(item),
         wanted=f"{names} bound to {need.op.partition(':')[0]}",
         remedy=remedy(item, case.catalog),

@@ -63,12 +63,13 @@ def reference_executed(case: Case, say: Say) -> Iterator[Outcome]:
     run = entered(case)
     for need, item in fused(case):
         entries = run.of(need.op)
-        eager = tuple(entry for entry in entries if "eager" in entry.ran)
-        both = tuple(entry for entry in eager if set(entry.ran) & {"package", "hub"})
-        if eager:
+        other = tuple(entry for entry in entries if set(entry.ran) & {"eager", "replaced"})
+        both = tuple(entry for entry in other if set(entry.ran) & {"package", "hub"})
+        if other:
+            what = "the eager reference" if any("eager" in entry.ran for entry in other) else "what took its place"
             yield say.failed(
                 need.op,
-                f"bound to {item.target}, but {named(run, eager)} executed the eager reference"
+                f"bound to {item.target}, but {named(run, other)} executed {what}"
                 + (f"; {named(run, both)} executed both" if both else ""),
                 found=f"executed: {', '.join(sorted({kind for entry in entries for kind in entry.ran}))}",
                 wanted=f"executed: {item.bound}",
@@ -119,15 +120,17 @@ def not_run(need: Need, run: Entered, say: Say) -> Outcome:
 
 def judged_by_count(case: Case, run: Entered, need: Need, item: Binding, say: Say) -> Outcome:
     """Judge one op by the layers that entered it and by what that launched."""
-    entries = tuple(entry for entry in run.of(need.op) if entry.calls)
+    entries = tuple(entry for entry in run.of(need.op) if set(entry.ran) & {"package", "hub"})
     if run.problem is not None:
         return say.not_judged(need.op, f"the run ended early (KC310): {run.problem.exception}: {run.problem.message}")
     due = due_layers(case, run, need)
-    absent = sorted(due - {entry.layer for entry in entries})
+    absent = sorted(due - {entry.layer for entry in run.of(need.op)})
     if not entries and replaced_by_sibling(run, item):
         return say.note(need.op, f"{item.package} is entered through another of its ops in this phase", evidence(run))
     if absent:
         return missing(need, item, f"never entered by built layers {', '.join(map(str, absent))}", run, say)
+    if not entries:
+        return say.not_judged(need.op, "something else was executed in its place (KC302)", required=False)
     silent = silent_entries(case, run, need, entries)
     if silent:
         return missing(need, item, silent, run, say)

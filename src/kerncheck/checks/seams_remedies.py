@@ -27,7 +27,7 @@ def why(item: Binding) -> str:
         "replaced": f"the seam {item.name} was replaced after the import",
     }
     if item.bound == "replaced":
-        return f"the seam {item.name} was replaced by {item.target}, which is not of {item.package}"
+        return f"the seam {item.name} was replaced by {item.target}, which is no function of that package"
     return texts[reason.kind]
 
 

@@ -11,8 +11,18 @@ import importlib.util
 import sys
 from typing import Any
 
-from kerncheck.compat.transformers_seams import Seam
+from kerncheck.compat.transformers_seams import Seam, binding
 from kerncheck.probes.worker import describe
+
+
+def explained(seams: list[Seam], *, root_only: bool) -> list[dict[str, Any]]:
+    """Return the bindings, each eager one with its reason."""
+    answers = []
+    for seam in seams:
+        answer = binding(seam)
+        answer["reason"] = why_eager(seam, root_only=root_only) if answer["bound"] == "eager" else None
+        answers.append(answer)
+    return answers
 
 
 def why_eager(seam: Seam, *, root_only: bool) -> dict[str, Any]:

@@ -150,10 +150,17 @@ def internal_path(function: str, given: Any = None) -> str:
 def seams_of(modules: Iterable[ModuleType]) -> list[Seam]:
     """Return the seams of modelling modules: those declared in the source, else those that are seen in closures."""
     return [
-        Seam(item, module, vars(module).get(item.name), wrapper_in(vars(module).get(item.name)))
+        Seam(item, module, vars(module).get(item.name), wrapper_of(item, vars(module).get(item.name)))
         for module in modules
         for item in declared_in(module) or in_closures(module)
     ]
+
+
+def wrapper_of(declared: Declared, held: Any) -> FunctionType | None:
+    """Return the decorator's wrapper that a module holds for a seam; None where it holds that of another op."""
+    wrapper = wrapper_in(held)
+    other = wrapper is not None and text(wrapper, "func_name") not in ("", declared.function)
+    return None if other else wrapper
 
 
 def in_closures(module: ModuleType) -> list[Declared]:
@@ -198,8 +205,8 @@ def modules_behind(classes: Iterable[type]) -> list[ModuleType]:
 
 
 def is_modelling(module: ModuleType) -> bool:
-    """Tell whether a module is modelling code: it names transformers' decorator, or looks like one of its modules."""
-    return DECORATOR in vars(module) or ".modeling_" in module.__name__
+    """Tell whether a module is modelling code: it names transformers' decorator, or is one of its model folders."""
+    return DECORATOR in vars(module) or module.__name__.startswith("transformers.models.")
 
 
 def layer_classes(module: ModuleType) -> Iterator[type]:
@@ -238,10 +245,12 @@ def bound_to(seam: Seam) -> tuple[str, Any]:
 
 
 def kind_of_replacement(seam: Seam) -> str:
-    """Say what somebody put in a seam's place: the module's own reference, a stand-in, or something else."""
+    """Say what somebody put in a seam's place: the op itself, the module's reference, a stand-in, something else."""
     plain = inspect.unwrap(seam.held) if callable(seam.held) else seam.held
     if is_standin(plain):
         return "standin"
+    if str(getattr(plain, "__module__", "")).partition(".")[0] == seam.declared.package:
+        return "package"
     code = getattr(plain, "__code__", None)
     own = code is not None and code.co_filename == seam.module.__file__ and code.co_name == seam.declared.name
     return "eager" if own else "replaced"

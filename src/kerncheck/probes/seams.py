@@ -14,7 +14,7 @@ from typing import Any
 
 from kerncheck.compat import transformers_seams as found
 from kerncheck.compat.seam_calls import Record, recording
-from kerncheck.compat.seam_reasons import why_eager
+from kerncheck.compat.seam_reasons import explained
 from kerncheck.probes import models, scene
 from kerncheck.probes.worker import describe
 
@@ -76,16 +76,6 @@ def modelling(request: dict[str, Any]) -> tuple[Any, list[str]]:
     fields, _ = models.usable_fields(request["config"], "cpu", None)
     config, model_class = models.resolve(request, fields)
     return sys.modules[model_class.__module__], models.layer_types(config)
-
-
-def explained(seams: list[found.Seam], *, root_only: bool) -> list[dict[str, Any]]:
-    """Return the bindings, each eager one with its reason."""
-    answers = []
-    for seam in seams:
-        answer = found.binding(seam)
-        answer["reason"] = why_eager(seam, root_only=root_only) if answer["bound"] == "eager" else None
-        answers.append(answer)
-    return answers
 
 
 def attention_packages(request: dict[str, Any]) -> dict[str, Any]:
