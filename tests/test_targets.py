@@ -94,7 +94,9 @@ def test_a_driver_is_a_branch_or_a_version(text):
     assert parse_driver(text) == text.strip()
 
 
-@pytest.mark.parametrize("text", ["", "58", "5800", "580.", "v580", "580.65.06.1", "13.0", "new", "580\n570", "\u0665\u0668\u0660"])
+@pytest.mark.parametrize(
+    "text", ["", "58", "5800", "580.", "v580", "580.65.06.1", "13.0", "new", "580\n570", "\u0665\u0668\u0660"]
+)
 def test_what_is_no_driver_is_refused(text):
     with pytest.raises(UsageError, match="no driver version"):
         parse_driver(text)
