@@ -104,7 +104,7 @@ class ByValue:
 
         def create_atomic_rmw(builder: Any, operation: Any, pointer: Any, value: Any, *args: Any) -> Any:
             if self.is_bf16(value):
-                raise NotImplementedError("atomic operations on bf16 are not emulated")
+                raise TypeError("atomic operations on bf16 are not emulated")
             return original(builder, operation, pointer, value, *args)
 
         return create_atomic_rmw

@@ -1,14 +1,17 @@
 """One file per kernel package: a declarative spec that the parent reads, and code that only children run.
 
-A module ``kernels/<package>.py`` declares ``SPECS``, a tuple of ``OpSpec``. Modules whose name starts with an
-underscore (references, cases) import torch and are read by children only.
+A module ``kernels/<package>.py`` declares ``SPECS``, a tuple of ``OpSpec``, and ``cells``, which plans what to run of
+one. Modules whose name starts with an underscore (calls, references) import torch and are read by children only.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -18,8 +21,9 @@ class OpSpec:
     ``id`` is ``module:name``, importable in every supported version of the package; ``module_candidates`` are the
     modules that define it in one version or another, newest first. ``library`` is what launches its kernels:
     ``triton``, or ``cuda`` for the compiled extension module named in ``extension``. ``needs`` names importable
-    packages that it cannot work without. ``code`` is the child-side module under ``kerncheck.kernels`` that calls
-    the op, and ``form`` the kind of computation in it, which decides the reference and the cases.
+    packages that it cannot work without. ``file`` is the module under ``kerncheck.kernels`` that declares it,
+    ``code`` the child-side one that calls it, and ``form`` the kind of computation, which decides reference and cells.
+    ``unordered`` names gradients whose sums the kernel adds up in any order, so that they differ from run to run.
     """
 
     id: str
@@ -31,8 +35,10 @@ class OpSpec:
     has_backward: bool
     needs: tuple[str, ...]
     form: str
-    code: str = ""
+    file: str
+    code: str
     extension: str = ""
+    unordered: tuple[str, ...] = ()
 
     @property
     def module(self) -> str:
@@ -48,6 +54,43 @@ class OpSpec:
     def runs_emulated(self) -> bool:
         """Whether Triton's interpreter can run it: compiled CUDA code cannot run without a GPU."""
         return self.library == "triton"
+
+
+@dataclass(frozen=True)
+class CellPlan:
+    """One set of inputs on which an op is compared with the truth.
+
+    ``lengths``: one length makes a batch of all seeds; several are packed sequences (``cu_seqlens``, ``seq_idx``).
+    ``seeds`` are pooled. ``sizes`` are head and channel numbers. ``upstream`` is how the gradient reaches the outputs
+    (``random``, ``sum``, ``cat``). ``cuts``: instead of errors, look for outputs that change when every token from
+    there on is changed. ``repeats``: runs that must give the same bits. ``quick``: part of a quick run. ``lanes`` are
+    those that run it (empty: all), ``configuration`` the index of the autotune configuration in emulation.
+    """
+
+    name: str
+    regime: str
+    lengths: tuple[int, ...]
+    sizes: Mapping[str, int]
+    seeds: int = 4
+    configuration: int = 0
+    upstream: str = "random"
+    initial_state: bool = False
+    cuts: tuple[int, ...] = ()
+    repeats: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    quick: bool = False
+    lanes: tuple[str, ...] = ()
+
+
+def module_of(spec: OpSpec) -> ModuleType:
+    """Return the module that declares a spec."""
+    return importlib.import_module(f"{__name__}.{spec.file}")
+
+
+def cells_of(spec: OpSpec, device: str, config: Mapping[str, Any]) -> tuple[CellPlan, ...]:
+    """Return the cells of an op for a device (``emulate`` or ``cuda``), sized for the model's configuration."""
+    cells: tuple[CellPlan, ...] = module_of(spec).cells(spec.form, device, config)
+    return cells
 
 
 def all_specs() -> tuple[OpSpec, ...]:

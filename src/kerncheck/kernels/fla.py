@@ -5,9 +5,10 @@ The ids were imported with fla 0.5.2 and 0.6.0 (2026-08): 0.6.0 moved the defini
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from kerncheck.kernels import OpSpec
+from kerncheck.kernels import CellPlan, OpSpec
 
 COMMON: dict[str, Any] = {
     "package": "flash-linear-attention",
@@ -15,6 +16,7 @@ COMMON: dict[str, Any] = {
     "distributions": ("flash-linear-attention", "fla-core"),
     "library": "triton",
     "needs": ("torch", "triton", "einops"),
+    "file": "fla",
     "code": "_fla_calls",
 }
 
@@ -55,3 +57,114 @@ SPECS = (
         **COMMON,
     ),
 )
+
+PACKED = (1, 3, 64, 65, 130)
+"""Packed lengths that give power (methods.md, 1.3): one token, under and over a chunk of 64, three chunks."""
+ONE = 150  # two chunks and a part of a third
+SMALL = {"H": 1, "HV": 2, "K": 32, "V": 32}
+ODD = {"H": 2, "HV": 4, "K": 60, "V": 100}  # neither is a power of two, and two value heads share a key head
+SILU = {"activation": True}
+
+EMULATED = {
+    "chunk_delta_rule": (
+        CellPlan("weak gates", "weak", (ONE,), SMALL, quick=True),
+        CellPlan("weak gates, packed", "weak", PACKED, SMALL, configuration=1, initial_state=True),
+        CellPlan("model gates, packed", "model", PACKED, SMALL, configuration=2),
+        CellPlan("extreme gates, packed", "extreme", PACKED[:4], SMALL),
+        CellPlan("edge values", "edge", (70,), SMALL),
+        CellPlan("odd sizes", "weak", (70,), ODD, seeds=2, configuration=2, upstream="sum"),
+        CellPlan("causality", "weak", (100,), SMALL, seeds=1, cuts=(40, 70)),
+    ),
+    "recurrent_delta_rule": (
+        CellPlan("weak gates, packed", "weak", (1, 3, 17), {**SMALL, "K": 16, "V": 20}, initial_state=True, quick=True),
+        CellPlan("model gates", "model", (19,), {**SMALL, "K": 30, "V": 16}),
+        CellPlan("edge values", "edge", (18,), {**SMALL, "K": 16, "V": 16}, initial_state=True),
+        CellPlan("causality", "weak", (16,), {**SMALL, "K": 16, "V": 16}, seeds=1, cuts=(5,)),
+    ),
+    "l2norm": (
+        CellPlan("short rows", "small", (67,), {"H": 2, "D": 60}, quick=True),
+        CellPlan("summed", "plain", (40,), {"H": 2, "D": 32}, configuration=2, upstream="sum"),
+    ),
+    "gated_rms_norm": (
+        CellPlan("short rows", "small", (67,), {"D": 60}, quick=True),
+        CellPlan("summed", "plain", (40,), {"D": 32}, configuration=1, upstream="sum"),
+    ),
+    "fla_conv": (
+        CellPlan(
+            "a slice of a concatenation", "plain", (70,), {"D": 20, "W": 4}, upstream="cat", options=SILU, quick=True
+        ),
+        CellPlan("summed", "plain", (70,), {"D": 40, "W": 4}, configuration=1, upstream="sum", options={"bias": True}),
+        CellPlan(
+            "packed, with states",
+            "plain",
+            (1, 2, 5, 64, 65),
+            {"D": 20, "W": 4},
+            configuration=1,
+            initial_state=True,
+            options=SILU,
+        ),
+        CellPlan("causality", "plain", (70,), {"D": 20, "W": 4}, seeds=1, cuts=(3, 66), options=SILU),
+    ),
+}
+
+LONG = 2114
+"""Over 2048 tokens, in 34 chunks: with 32 heads over 1024 blocks, from which on fla#913 gave NaN. Not a multiple of
+the chunk."""
+REPEATS = 30  # sees a race that happens in one run of ten with 95 % (methods.md, 1.6)
+
+
+def heads(config: Mapping[str, Any]) -> dict[str, int]:
+    """Return the head numbers and sizes of the model's linear attention (those of Qwen3.5 where it names none)."""
+    return {
+        "H": int(config.get("linear_num_key_heads", 16)),
+        "HV": int(config.get("linear_num_value_heads", 32)),
+        "K": int(config.get("linear_key_head_dim", 128)),
+        "V": int(config.get("linear_value_head_dim", 128)),
+    }
+
+
+def long_enough(sizes: Mapping[str, int]) -> int:
+    """Return a length of at least LONG that launches at least 1024 blocks (a block for each chunk of 64 and head)."""
+    chunks = -(-1024 // sizes["HV"])
+    return max(LONG, 64 * chunks + 2)
+
+
+def measured(form: str, config: Mapping[str, Any]) -> tuple[CellPlan, ...]:
+    """Return the cells for a GPU: the model's head sizes, one case at the size of a training step, repeats."""
+    sizes = heads(config)
+    rows = {"H": sizes["HV"], "D": sizes["V"]}
+    conv = {
+        "D": 2 * sizes["H"] * sizes["K"] + sizes["HV"] * sizes["V"],
+        "W": int(config.get("linear_conv_kernel_dim", 4)),
+    }
+    plans = {
+        "chunk_delta_rule": (
+            CellPlan("weak gates, packed", "weak", PACKED, sizes, initial_state=True, repeats=REPEATS, quick=True),
+            CellPlan("weak gates, long", "weak", (long_enough(sizes),), sizes, seeds=1, repeats=REPEATS, quick=True),
+            CellPlan("model gates, packed", "model", PACKED, sizes),
+            CellPlan("extreme gates, packed", "extreme", PACKED, sizes),
+            CellPlan("edge values", "edge", (ONE,), sizes, upstream="sum"),
+            CellPlan("causality", "weak", (ONE,), sizes, seeds=1, cuts=(40, 70)),
+        ),
+        "recurrent_delta_rule": (
+            CellPlan("weak gates, packed", "weak", (1, 3, 64), sizes, initial_state=True, repeats=REPEATS, quick=True),
+            CellPlan("model gates", "model", (ONE,), sizes),
+            CellPlan("causality", "weak", (ONE,), sizes, seeds=1, cuts=(40,)),
+        ),
+        "l2norm": (CellPlan("short rows", "small", (LONG,), rows, repeats=REPEATS, quick=True),),
+        "gated_rms_norm": (CellPlan("short rows", "small", (LONG,), {"D": sizes["V"]}, repeats=REPEATS, quick=True),),
+        "fla_conv": (
+            CellPlan(
+                "a slice of a concatenation", "plain", (LONG,), conv, upstream="cat", options=SILU, repeats=REPEATS
+            ),
+            CellPlan("summed", "plain", (ONE,), conv, upstream="sum", options=SILU, quick=True),
+            CellPlan("packed, with states", "plain", PACKED, conv, initial_state=True, options=SILU),
+            CellPlan("causality", "plain", (ONE,), conv, seeds=1, cuts=(3, 66), options=SILU),
+        ),
+    }
+    return plans[form]
+
+
+def cells(form: str, device: str, config: Mapping[str, Any]) -> tuple[CellPlan, ...]:
+    """Return the cells of a form for a device."""
+    return EMULATED[form] if device == "emulate" else measured(form, config)

@@ -1,0 +1,343 @@
+"""Run one cell of one op and return what was seen, as plain data. Observes and never judges. Children only."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kerncheck.kernels import _errors
+from kerncheck.kernels._entries import entries
+from kerncheck.kernels._forms import Form, Plan, Tensors
+from kerncheck.kernels._precision import Round
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass
+class Run:
+    """One forward and backward run of an op: outputs, gradients by input, and what happened on the way.
+
+    ``backward`` is ``ok``, ``no graph`` (no output can be differentiated), ``raised`` (then with ``error``).
+    """
+
+    outputs: Tensors
+    gradients: Tensors = field(default_factory=dict)
+    backward: str = "ok"
+    error: str = ""
+    changed: tuple[str, ...] = ()
+    launched: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+
+
+@contextlib.contextmanager
+def poisoned(fill: bool) -> Iterator[None]:  # noqa: FBT001 - reads as poisoned(True)
+    """Fill memory that torch allocates without a value with NaN, so that what a kernel leaves unwritten shows.
+
+    The fill is done in ATen and reaches compiled extensions too; it comes with deterministic algorithms, which is why
+    eager runs stay outside.
+    """
+    before = torch.are_deterministic_algorithms_enabled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # warn_only names torch's own nondeterministic operations
+        torch.use_deterministic_algorithms(fill or before, warn_only=True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before)
+
+
+def leaves(inputs: Tensors, form: Form) -> Tensors:
+    """Copy the inputs into leaves of a new graph."""
+    copies = {name: x.detach().clone() for name, x in inputs.items()}
+    return {name: x if name in form.constant else x.requires_grad_() for name, x in copies.items()}
+
+
+def loss(outputs: Tensors, weights: Tensors, kind: str) -> Tensor:
+    """Make a scalar whose gradient reaches the outputs in a certain layout.
+
+    ``random``: contiguous. ``sum``: expanded, all strides zero, as y.sum() makes it, of the first output alone.
+    ``cat``: a slice of a wider tensor, as torch.cat([q, k, v]) makes it. A contiguous upstream gradient is blind to
+    kernels with fixed strides.
+    """
+    if kind == "sum":
+        return next(iter(outputs.values())).sum()
+    parts = [weighted(out, weights[name], wide=kind == "cat") for name, out in outputs.items()]
+    return torch.stack([part.double() for part in parts]).sum()
+
+
+def weighted(out: Tensor, weight: Tensor, *, wide: bool) -> Tensor:
+    """Return sum(out * weight); ``wide`` goes through a concatenation along the last axis."""
+    if not wide:
+        return (out * weight).sum()
+    zeros = torch.zeros_like(out)
+    return (torch.cat((zeros, out, zeros), -1) * torch.cat((weight,) * 3, -1)).sum()
+
+
+def differentiate(run: Run, inputs: Tensors, weights: Tensors, kind: str) -> None:
+    """Fill in the gradients, or say why there are none."""
+    outputs = {name: out for name, out in run.outputs.items() if out.requires_grad}
+    wanted = {name: x for name, x in inputs.items() if x.requires_grad}
+    if not outputs:
+        run.backward = "no graph"
+        return
+    grads = torch.autograd.grad(loss(outputs, weights, kind), list(wanted.values()), allow_unused=True)
+    run.gradients = dict(zip(wanted, grads, strict=True))
+
+
+def eager_run(compute: Callable[..., Tensors], inputs: Tensors, form: Form, plan: Plan, weights: Tensors) -> Run:
+    """Run eager code forward and backward."""
+    given = leaves(inputs, form)
+    run = Run(outputs=compute(given, plan))
+    differentiate(run, given, {name: w.to(run.outputs[name].dtype) for name, w in weights.items()}, plan["upstream"])
+    return run
+
+
+class Fused:
+    """Calls the op under test on a device."""
+
+    def __init__(self, form: Form, function: Any, device: Any) -> None:
+        self.form, self.function, self.device = form, function, device
+
+    def forward(self, inputs: Tensors, plan: Plan) -> Tensors:
+        """Run the forward alone, seed by seed unless the op takes them as a batch."""
+        if self.form.batched:
+            return self.form.call(self.function, inputs, plan)
+        seeds = len(next(iter(inputs.values())))
+        found = [
+            self.form.call(self.function, {name: x[s : s + 1] for name, x in inputs.items()}, plan)
+            for s in range(seeds)
+        ]
+        return {name: torch.cat([outputs[name] for outputs in found]) for name in found[0]}
+
+    def one(self, inputs: Tensors, plan: Plan, weights: Tensors, *, fill: bool = True) -> Run:
+        """Run forward and backward once on one batch; note launches and which inputs were changed."""
+        given = leaves(inputs, self.form)
+        weights = {name: w.detach().clone() for name, w in weights.items()}
+        watched = {**{name: x.detach() for name, x in given.items()}, **{f"d{name}": w for name, w in weights.items()}}
+        kept = {name: x.clone() for name, x in watched.items()}
+        with poisoned(fill), self.watch(plan) as forward:
+            run = Run(outputs=self.form.call(self.function, given, plan))
+            self.device.synchronize()
+        with poisoned(fill), self.watch(plan) as backward:
+            try:
+                differentiate(run, given, weights, plan["upstream"])
+                self.device.synchronize()
+            except Exception as error:
+                run.backward, run.error = "raised", f"{type(error).__name__}: {error}"[:500]
+        run.changed = tuple(name for name, x in kept.items() if not torch.equal(x, watched[name]))
+        run.launched = (tuple(forward), tuple(backward))
+        return run
+
+    @contextlib.contextmanager
+    def watch(self, plan: Plan) -> Iterator[list[str]]:
+        """Collect the kernels launched in this block: Triton's, or entries into the op's compiled extension."""
+        with self.device.launches() as launched, entries(plan["extension"]) as entered:
+            names: list[str] = []
+            yield names
+            names += [*launched, *entered]
+
+    def all(self, inputs: Tensors, plan: Plan, weights: Tensors, *, fill: bool = True) -> Run:
+        """Run all seeds, and put seed by seed together what ran alone."""
+        if self.form.batched:
+            return self.one(inputs, plan, weights, fill=fill)
+        seeds = len(next(iter(inputs.values())))
+        runs = [self.one(pick(inputs, s), plan, pick(weights, s), fill=fill) for s in range(seeds)]
+        first = next((run for run in runs if run.backward != "ok"), runs[0])
+        return Run(
+            outputs=joined([run.outputs for run in runs]),
+            gradients=joined([run.gradients for run in runs]) if first.backward == "ok" else {},
+            backward=first.backward,
+            error=first.error,
+            changed=tuple(sorted({name for run in runs for name in run.changed})),
+            launched=runs[0].launched,
+        )
+
+
+def pick(tensors: Tensors, seed: int) -> Tensors:
+    """Return one seed's slice of all tensors, with its leading axis."""
+    return {name: x[seed : seed + 1] for name, x in tensors.items()}
+
+
+def joined(parts: list[Tensors]) -> Tensors:
+    """Concatenate tensors of the seeds by name; None where one of them is."""
+    return {
+        name: None if any(part[name] is None for part in parts) else torch.cat([part[name].detach() for part in parts])
+        for name in parts[0]
+    }
+
+
+def truth_of(form: Form, inputs: Tensors, plan: Plan, weights: Tensors) -> tuple[Run, Tensors]:
+    """Return the fp64 run and the natural scales."""
+    wide = {name: x.double() for name, x in inputs.items()}
+    run = eager_run(form.reference, wide, form, plan, weights)
+    outputs = {name: out.detach() for name, out in run.outputs.items()}
+    upstream = {name: w.double() for name, w in weights.items()}
+    if plan["upstream"] == "sum":
+        first = next(iter(outputs))
+        upstream = {first: torch.ones_like(outputs[first])}
+    return run, form.natural(outputs, upstream, plan)
+
+
+def eager_runs(form: Form, inputs: Tensors, plan: Plan, weights: Tensors, dtype: torch.dtype) -> list[Run]:
+    """Return the eager runs in the lane's dtype (E1), and those with the kernel's precision contract (E2)."""
+    runs = [eager_run(eager, inputs, form, plan, weights) for eager in form.eagers]
+    if form.contract == "io" and dtype != torch.float32:
+        with Round(dtype):
+            runs += [eager_run(eager, inputs, form, plan, weights) for eager in form.eagers]
+    return runs
+
+
+def draw(form: Form, plan: Plan, dtype: torch.dtype, device: str) -> tuple[Tensors, Tensors]:
+    """Draw inputs and upstream gradients of all seeds, on the CPU so that every device sees the same numbers."""
+    generator = torch.Generator().manual_seed(plan["seed"])
+    inputs = {name: x.to(device) for name, x in form.draw(plan, dtype, generator).items()}
+    with torch.no_grad():
+        outputs = form.eagers[0](inputs, plan)
+    weights = {}
+    for name, out in outputs.items():
+        kind = torch.float32 if name in form.fp32 else dtype
+        weights[name] = torch.randn(out.shape, generator=generator).to(device=device, dtype=kind)
+    return inputs, form.weigh(weights)
+
+
+def tensors(form: Form, fused: Run, truth: Run, eagers: list[Run], natural: Tensors, dtype: torch.dtype) -> list[Any]:
+    """Return flags and error sizes of every output and every gradient."""
+    found = []
+    groups = [("outputs", fused.outputs, truth.outputs), ("gradients", fused.gradients, truth.gradients)]
+    for group, mine, true in groups:
+        for name in mine:
+            want = torch.float32 if name in form.fp32 else dtype
+            role = "gradient" if group == "gradients" else "state" if name in form.states else "output"
+            others = [getattr(run, group)[name].detach() for run in eagers]
+            scale = natural.get(name) if role == "gradient" else None
+            seen = compared(mine[name], true[name].detach(), others, want, (form.axes[name], scale))
+            found.append({"name": f"d{name}" if role == "gradient" else name, "role": role, **seen})
+    return found
+
+
+def compared(value: Any, right: Tensor, others: list[Tensor], dtype: torch.dtype, view: Any) -> dict[str, Any]:
+    """Return the flags of one tensor, and the sizes of its errors where there are numbers to compare."""
+    seen = {"precision": NAMES[dtype], **_errors.flags(value, right, dtype)}
+    if not any(seen.get(key) for key in ("absent", "shape", "nonfinite")):
+        seen["sizes"] = _errors.sizes(value.detach(), others, right, *view)
+    return seen
+
+
+def unwritten(fused: Fused, inputs: Tensors, plan: Plan, weights: Tensors, seen: list[Any]) -> list[str]:
+    """Return the tensors that hold NaN only when fresh memory does: their kernels left a part of them unwritten."""
+    if not any(item.get("nonfinite") for item in seen):
+        return []
+    plain = fused.all(inputs, plan, weights, fill=False)
+    values = {**plain.outputs, **{f"d{name}": x for name, x in plain.gradients.items()}}
+    return [item["name"] for item in seen if item.get("nonfinite") and bool(values[item["name"]].isfinite().all())]
+
+
+def repeated(fused: Fused, inputs: Tensors, plan: Plan, weights: Tensors, first: Run) -> list[dict[str, Any]]:
+    """Run again as often as the plan says; return the tensors that were not bit for bit the same.
+
+    ``spread`` is the largest difference; ``bound`` is what a change of the order of a sum may do: twice the largest
+    rounding of the tensor itself, max |(x + 0.3) - 0.3 - x| (the rule of FlashAttention's tests).
+    """
+    spread: dict[str, float] = {}
+    values = {**first.outputs, **{f"d{name}": x for name, x in first.gradients.items()}}
+    for _ in range(plan["repeats"]):
+        again = fused.all(inputs, plan, weights)
+        others = {**again.outputs, **{f"d{name}": x for name, x in again.gradients.items()}}
+        for name, x in values.items():
+            if not same(x, others[name]):
+                spread[name] = max(spread.get(name, 0.0), distance(x, others[name]))
+    return [{"name": name, "spread": size, "bound": 2 * rounding(values[name])} for name, size in spread.items()]
+
+
+def distance(one: Tensor | None, other: Tensor | None) -> float:
+    """Largest difference of two tensors; infinite where one is absent or not finite."""
+    if one is None or other is None:
+        return math.inf
+    size = float((one.double() - other.double()).abs().max())
+    return size if math.isfinite(size) else math.inf
+
+
+def rounding(x: Tensor | None) -> float:
+    """Largest change that adding and taking away 0.3 makes in the tensor's own dtype."""
+    return 0.0 if x is None else float(((x + 0.3) - 0.3 - x).abs().max())
+
+
+def same(one: Tensor | None, other: Tensor | None) -> bool:
+    """Tell whether two tensors have the same bits, NaN included."""
+    if one is None or other is None:
+        return one is other
+    return bool(torch.equal(one.nan_to_num(), other.nan_to_num()) and torch.equal(one.isnan(), other.isnan()))
+
+
+def leaks(fused: Fused, inputs: Tensors, plan: Plan) -> list[int]:
+    """Change every token from some position on, for a few positions; return those that changed an earlier output.
+
+    No tolerance: what a causal op returns before the change must be bit for bit the same.
+    """
+    generator = torch.Generator().manual_seed(plan["seed"] + 1)
+    timed = {name for name, axes in fused.form.axes.items() if "t" in axes}
+    found = []
+    with torch.no_grad():
+        before = fused.forward(inputs, plan)
+        for start in plan["cuts"]:
+            other = {name: x.clone() for name, x in inputs.items()}
+            for name in timed & set(other):
+                tail = other[name][:, start:]
+                noise = torch.rand(tail.shape, generator=generator).to(tail)
+                other[name][:, start:] = -noise if name == "g" else noise
+            after = fused.forward(other, plan)
+            if any(not same(before[name][:, :start], after[name][:, :start]) for name in timed & set(before)):
+                found.append(start)
+    return found
+
+
+def missing_slopes(fused: Fused, inputs: Tensors, plan: Plan, weights: Tensors, names: list[str]) -> dict[str, float]:
+    """Slope of the op's own forward along a random direction of each input, by central differences in fp32.
+
+    Tells a gradient that is missing from an input that the op does not depend on (methods.md, 2, step 3).
+    """
+    generator, slopes = torch.Generator().manual_seed(plan["seed"] + 2), {}
+    for name in names:
+        step = torch.randn(inputs[name].shape, generator=generator).to(inputs[name]) * 1e-2
+        totals = []
+        for sign in (1, -1):
+            with torch.no_grad():
+                outputs = fused.forward({**inputs, name: inputs[name] + sign * step}, plan)
+            totals.append(float(sum((outputs[key] * weights[key]).double().sum() for key in outputs)))
+        slopes[name] = (totals[0] - totals[1]) / 2e-2
+    return slopes
+
+
+def cell(form: Form, function: Any, plan: Plan, device: Any) -> dict[str, Any]:
+    """Run one cell and return everything that was seen."""
+    dtype = DTYPES[plan["lane"]]
+    inputs, weights = draw(form, plan, dtype, device.TORCH_DEVICE)
+    fused = Fused(form, function, device)
+    if plan["cuts"]:
+        return {"leaks": leaks(fused, inputs, plan)}
+    run = fused.all(inputs, plan, weights)
+    truth, natural = truth_of(form, inputs, plan, weights)
+    eagers = eager_runs(form, inputs, plan, weights, dtype)
+    seen = tensors(form, run, truth, eagers, natural, dtype)
+    gone = [
+        item["name"][1:] for item in seen if item["role"] == "gradient" and (item.get("absent") or item.get("zero"))
+    ]
+    return {
+        "tensors": [_errors.short(item) for item in seen],
+        "backward": run.backward,
+        "backward_error": run.error,
+        "changed": list(run.changed),
+        "unwritten": unwritten(fused, inputs, plan, weights, seen),
+        "slopes": _errors.short(missing_slopes(fused, inputs, plan, weights, gone)) if dtype == torch.float32 else {},
+        "repeats": plan["repeats"],
+        "unrepeated": [_errors.short(item) for item in repeated(fused, inputs, plan, weights, run)],
+        "launched_forward": list(run.launched[0]),
+        "launched_backward": list(run.launched[1]),
+    }

@@ -1,0 +1,46 @@
+"""Probe: run the kernels of an op on inputs whose truth is known, and report the sizes of the errors.
+
+Options: ``device`` (``emulate`` or ``cuda``), ``lane`` (``fp32``, ``bf16``, ``fp16``). A case is a plan of
+``kerncheck.kernels.CellPlan`` as plain data, with ``op``, ``code``, ``form`` and ``lane``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def setup(options: dict[str, Any]) -> dict[str, Any]:
+    """Prepare the device. Raises DeviceUnusableError where nothing that runs on it would be evidence."""
+    device = importlib.import_module("kerncheck.devices." + options["device"])
+    facts = device.prepare(options)
+    return {"device": device, "facts": facts, "ops": {}}
+
+
+def run(case: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+    """Run one cell."""
+    device = state["device"]
+    try:
+        function = find(case["op"], state["ops"])
+    except (ImportError, AttributeError) as error:
+        return {"unimportable": f"{type(error).__name__}: {error}", "module": getattr(error, "name", None) or ""}
+    from kerncheck.kernels import _observe
+
+    form = importlib.import_module("kerncheck.kernels." + case["code"]).FORMS[case["form"]]
+    device.take_configuration(case["configuration"])
+    seen = _observe.cell(form, function, case, device)
+    return {**seen, "facts": state["facts"], "configurations": chosen(seen, device)}
+
+
+def find(op: str, found: dict[str, Any]) -> Any:
+    """Import ``module:name``, once."""
+    if op not in found:
+        module, _, name = op.partition(":")
+        found[op] = getattr(importlib.import_module(module), name)
+    return found[op]
+
+
+def chosen(seen: dict[str, Any], device: Any) -> dict[str, str]:
+    """Return the autotune configuration of each kernel that was launched."""
+    launched = {*seen.get("launched_forward", ()), *seen.get("launched_backward", ())}
+    return {kernel: value for kernel, value in device.configurations().items() if kernel in launched}
