@@ -17,6 +17,7 @@ from kerncheck.errors import KerncheckError
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 USAGE, INTERRUPTED = 2, 130
+OWN_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def run(arguments: list[str]) -> int:
@@ -143,6 +144,25 @@ def snapshot(**given: Any) -> int:  # noqa: ANN401
 def judge(**given: Any) -> int:  # noqa: ANN401
     """Judge a snapshot FILE of any machine, with today's rules; torch is not needed. `-` reads stdin."""
     from kerncheck.commands import judge as command
+
+    return command(given)
+
+
+@cli.command()
+@click.option("--model", metavar="NAME|DIR|config.json|org/name", required=True, help="The model to pin packages for.")
+@click.option("--gpu", multiple=True, required=True, metavar="h200|sm_90|9.0", help="A GPU that runs it (repeatable).")
+@click.option("--python", default=OWN_PYTHON, show_default=True, metavar="3.12", help="The Python that runs it.")
+@click.option("--torch", metavar="2.14|2.14.1|2.14.1+cu126", help="Only releases of torch that begin so.")
+@click.option("--driver", metavar="580|580.65.06", help="The NVIDIA driver of the nodes.")
+@click.option("--machine", type=click.Choice(["x86_64", "aarch64"]), help="Default: the GPU's own, or x86_64.")
+@click.option("--prebuilt", is_flag=True, help="Only combinations whose compiled packages have published wheels.")
+@click.option("--output", type=click.Path(dir_okay=False), help="Write the constraints to this file, not to stdout.")
+def pins(**given: Any) -> int:  # noqa: ANN401
+    """Print the newest versions that the matrix knows to go together, as a constraints file for pip.
+
+    Exit codes: 0 found; 1 no sound combination, the rows that forbid it are on stderr; 2 bad usage or data.
+    """
+    from kerncheck.commands import pins as command
 
     return command(given)
 

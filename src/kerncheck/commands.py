@@ -29,6 +29,7 @@ from kerncheck.report import Report
 Given = Mapping[str, Any]
 DEFAULT_TIMEOUT = {"emulate": 120.0, "cuda": 300.0, "none": 60.0}  # seconds a case; a cold GPU compile is slow
 MOST_SNAPSHOT_BYTES = 64 * 2**20
+FINDINGS = 1
 
 
 def verify(given: Given) -> int:
@@ -221,6 +222,25 @@ def supported(seen: Snapshot, name: str) -> Snapshot:
             f"{name}: a snapshot of version {seen.schema}; this kerncheck reads version {Snapshot().schema}"
         )
     return seen
+
+
+def pins(given: Given) -> int:
+    """Print the newest sound versions as a constraints file, or on stderr which rows forbid every combination."""
+    from kerncheck import pin_sheet
+    from kerncheck import pins as search
+    from kerncheck.formats import constraints
+    from kerncheck.models import resolve
+
+    catalog = catalogs.load()
+    wanted = search.wish(given, resolve(given["model"], catalog), catalog)
+    writable(given["output"])
+    found = search.search(wanted, catalog)
+    if isinstance(found, search.Conflict):
+        lines = pin_sheet.conflict_lines(search.with_ways_out(found, catalog))
+        click.echo("\n".join(lines), err=True)
+        return FINDINGS
+    write(constraints.render(pin_sheet.sheet(found, catalog)), given["output"])
+    return os.EX_OK
 
 
 def explain(code: str) -> int:
