@@ -21,7 +21,7 @@ ORDER: tuple[Coverage, ...] = ("native", "compatible", "ptx", "unknown", "none")
 
 @dataclass(frozen=True)
 class Code:
-    """One entry of a list of architectures. ``number`` is 90 for capability 9.0; ``suffix`` is ``a``, ``f`` or empty."""
+    """One entry of a list. ``number`` is 90 for capability 9.0; ``suffix`` is ``a``, ``f`` or empty."""
 
     ptx: bool
     number: int

@@ -131,7 +131,7 @@ class Environment(Frozen, tag="environment", tag_field="kind"):
     kernel: str = ""
     distributions: tuple[Distribution, ...] = ()
     torch: TorchBuild | Missing = NOT_LOOKED
-    shared_files: tuple[SharedFile, ...] | Missing = ()
+    shared_files: tuple[SharedFile, ...] | Missing = NOT_LOOKED
     nvcc: Tool | Missing = NOT_LOOKED
     ptxas: Tool | Missing = NOT_LOOKED
     ptxas_blackwell: Tool | Missing = NOT_LOOKED

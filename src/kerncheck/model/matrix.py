@@ -62,7 +62,8 @@ class KnownBad(Known):
     """A combination that is known to be bad. ``unless`` lists conditions of which each alone lifts it.
 
     ``ops`` are op ids, or ``*`` for every op of the package. ``where`` names the function inside the package.
-    ``judged_by`` is the code of the check that looks at it, where that is another than the one of all such rows.
+    ``judged_by`` is the code of the check that looks at it, where that is another than the one of all such rows. A
+    row of severity ``note`` changes no verdict.
     """
 
     id: str
@@ -75,7 +76,7 @@ class KnownBad(Known):
     phase: Phase = "forward"
     effect: str
     symptom: str = ""
-    severity: Severity = "error"
+    severity: Literal["error", "warning", "note"] = "error"
     judged_by: str = ""
     remedy: str
     cure: tuple[Cure, ...] = ()

@@ -30,7 +30,7 @@ NAMES = (
 """Distributions of interest besides those of the kernel packages."""
 
 PREFIXES = ("nvidia-",)
-EXTRAS = ("cuda", "kernels", "tilelang", "conv1d")
+EXTRAS = ("cuda", "kernels", "torch")
 """Extras whose requirements a working installation has to meet where what they name is installed."""
 
 LARGE = ("torch", "transformers")
@@ -60,9 +60,9 @@ def runs(ask: Ask) -> list[ProbeRun]:
 def options(catalog: Catalog) -> dict[str, Any]:
     """Return what the probe looks for."""
     packages = [item.package for item in catalog.kernels.values()]
-    shipped = {name: list(package.modules) for package in packages for name in package.distributions}
+    shipped = {package.distributions[0]: list(package.modules) for package in packages}
     return {
-        "names": sorted({*NAMES, *shipped}),
+        "names": sorted({*NAMES, *(name for package in packages for name in package.distributions)}),
         "prefixes": list(PREFIXES),
         "modules": {**MODULES, **shipped},
         "extras": list(EXTRAS),

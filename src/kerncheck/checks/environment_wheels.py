@@ -1,0 +1,135 @@
+"""What was published and what excludes each other: wheels of compiled packages, and pairs of packages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from kerncheck.checks.registry import Case, check
+from kerncheck.facts import torch_facts
+from kerncheck.model.base import seen
+from kerncheck.model.outcome import Outcome, Say
+from kerncheck.versions import holds, minor, parse, same_release
+
+if TYPE_CHECKING:
+    from kerncheck.facts import TorchFacts
+    from kerncheck.model.environment import Environment
+    from kerncheck.model.matrix import Conflict, KernelFile, Wheels
+
+
+@check("KC120", "a wheel of each compiled package was published for this torch", needs=("environment",))
+def published(case: Case, say: Say) -> Iterator[Outcome]:
+    """Compare the installed torch with the wheels that a compiled package was published for.
+
+    What it checks
+    For each compiled kernel package, whether its release has wheels for the minor version of the installed torch. A
+    package that was built from source for this torch is right without any, so this is a warning at most.
+
+    Why it matters
+    A wheel for another torch minor imports by luck, or with "undefined symbol". Setup scripts that find no wheel
+    build from source without a word, for minutes, with whatever nvcc is there.
+
+    Example
+    causal-conv1d 1.6.1 has wheels up to torch 2.10, found torch 2.11.0.
+
+    How to fix
+    Build it for this torch: --no-build-isolation, with an nvcc of the CUDA major of torch. The checks of binaries and
+    imports (KC2xx) say whether what is installed loads.
+    """
+    environment = seen(case.snapshot.environment)
+    torch = torch_facts(environment, case.catalog)
+    compiled = [item for item in case.catalog.kernels.values() if item.package.extension and item.wheels]
+    installed = [item for item in compiled if environment.version(item.package.distributions[0])]
+    if torch is None or not installed:
+        absent = "torch" if torch is None else "a compiled kernel package"
+        yield say.not_applicable("wheels", f"{absent} is not installed")
+        return
+    for item in installed:
+        yield judge_wheels(environment, item, torch, say)
+
+
+def judge_wheels(environment: Environment, item: KernelFile, torch: TorchFacts, say: Say) -> Outcome:
+    """Judge the wheels of one package."""
+    name = item.package.distributions[0]
+    version, have = environment.version(name), minor(torch.version)
+    row = next((row for row in item.wheels if same_release(str(row.version), version)), None)
+    if row is None or have is None or not torch.known:
+        return say.not_judged(name, f"unknown: no list of wheels of {name} {version} in the matrix", required=False)
+    if f"{have[0]}.{have[1]}" in row.torch:
+        return say.passed(name, f"{name} {version} was published for torch {have[0]}.{have[1]}", "declared")
+    newest = row.torch[-1]
+    message = f"{name} {version} has wheels for torch {row.torch[0]} to {newest}, found torch {torch.version}"
+    if not row.complete:
+        note = f"{message}: a wheel for it is not known; built from source it can be right (KC2xx judges the binary)"
+        return say.note(name, note, "declared", source=row.source)
+    return say.failed(
+        name,
+        message,
+        found=f"torch {torch.version}",
+        wanted=f"a build for this torch, named {wheel_name(item, row, environment, torch)}",
+        remedy=f"build it for this torch: {item.package.install}; what is installed may be such a build already: the "
+        "checks of binaries and imports say so",
+        evidence="declared",
+        severity="warning",
+        source=row.source,
+    )
+
+
+def wheel_name(item: KernelFile, row: Wheels, environment: Environment, torch: TorchFacts) -> str:
+    """Return the exact name of the wheel that this environment would want."""
+    python, have = parse(environment.python.version), minor(torch.version)
+    tag = f"{python.major}{python.minor}" if python else "XY"
+    machine = "aarch64" if environment.python.machine in ("aarch64", "arm64") else "x86_64"
+    text = item.package.wheel_name.replace("{version}", str(row.version))
+    text = text.replace("{cuda_major}", torch.cuda.partition(".")[0] or "?").replace("{TRUE|FALSE}", "TRUE")
+    text = text.replace("{torch_major_minor}", f"{have[0]}.{have[1]}" if have else "?").replace("{py}", tag)
+    for platform in ("{linux_x86_64|linux_aarch64|win_amd64}", "{platform}"):
+        text = text.replace(platform, f"linux_{machine}")
+    return text
+
+
+@check("KC121", "no two installed packages exclude each other", needs=("environment",))
+def conflicts(case: Case, say: Say) -> Iterator[Outcome]:
+    """Judge pairs of installed packages that are known to exclude each other.
+
+    What it checks
+    Pairs whose requirements cannot both be met, or that write into one import package, where both are installed in
+    the versions concerned.
+
+    Why it matters
+    pip installs the second over the first's requirement. The one that is called first then runs with a neighbour that
+    it was not made for.
+
+    Example
+    mamba-ssm 2.3.2.post1 pins tilelang==0.1.8, found tilelang 0.1.15 (which fla and flash-qla want).
+
+    How to fix
+    Keep the two in different environments, or take versions whose ranges meet.
+    """
+    environment = seen(case.snapshot.environment)
+    asked = 0
+    for item in case.catalog.kernels.values():
+        name = item.package.distributions[0]
+        for row in item.conflict:
+            if environment.version(name) and environment.version(row.other):
+                asked += 1
+                yield judge_conflict(environment, name, row, say)
+    if not asked:
+        yield say.not_applicable("pairs", "no pair of packages is installed that could exclude each other")
+
+
+def judge_conflict(environment: Environment, name: str, row: Conflict, say: Say) -> Outcome:
+    """Judge one pair."""
+    left, right = environment.version(name), environment.version(row.other)
+    if not (holds(row.versions, left) and holds(row.other_versions, right)):
+        return say.passed(f"{name} and {row.other}", f"{name} {left} and {row.other} {right} go together", "declared")
+    return say.failed(
+        f"{name} and {row.other}",
+        f"{name} {left} and {row.other} {right} exclude each other: {row.reason}",
+        found=f"{name} {left}, {row.other} {right}",
+        wanted="one of the two, or versions whose requirements meet",
+        remedy="keep them in different environments, or take versions whose ranges meet",
+        evidence="declared",
+        severity=row.severity,
+        source=row.source,
+    )
