@@ -8,15 +8,17 @@ stands for torch's own libraries. Answers ``{"files": [...]}``.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import os
+import struct
 import subprocess
 from typing import Any
 
 from kerncheck.probes import locate
 from kerncheck.probes.demangle import demangle
-from kerncheck.probes.elf import SharedObject, without_parameters
+from kerncheck.probes.elf import BadFileError, SharedObject, without_parameters
 from kerncheck.probes.loader import Loader
 
 INTERPRETER_SYMBOLS = ("Py", "_Py")  # come from the program that runs, whatever it is linked to
@@ -34,14 +36,22 @@ def setup(options: dict[str, Any]) -> dict[str, Any]:
 
 def run(case: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
     """Read the extension files of one package, or torch's own libraries."""
-    loader = Loader(state["executable"])
-    torch = load_torch(loader, state["modules"].get("torch", {}))
-    if case["package"] == "torch":
-        return {"files": torch_files(loader, torch, state["watch"])}
-    files: list[dict[str, Any]] = []
-    for path in package_files(case, state):
-        files += look(path, case["package"], loader, torch)
-    return {"files": files}
+    with contextlib.closing(Loader(state["executable"])) as loader:
+        torch = load_torch(loader, state["modules"].get("torch", {}))
+        if case["package"] == "torch":
+            return {"files": torch_files(loader, torch, state["watch"])}
+        files: list[dict[str, Any]] = []
+        for path in package_files(case, state):
+            files += guarded_look(path, case["package"], loader, torch)
+        return {"files": files}
+
+
+def guarded_look(path: str, package: str, loader: Loader, torch: list[SharedObject]) -> list[dict[str, Any]]:
+    """Return the facts of an extension. A table that points outside of a file makes it a damaged file."""
+    try:
+        return look(path, package, loader, torch)
+    except (BadFileError, ValueError, IndexError, OverflowError, struct.error) as error:
+        return [{"path": path, "package": package, "problem": f"damaged: {error}", **stamp(path)}]
 
 
 def load_torch(loader: Loader, found: dict[str, Any]) -> list[SharedObject]:
@@ -136,10 +146,10 @@ def place(loader: Loader, name: str, wanted_by: SharedObject) -> dict[str, str]:
 def unresolved(item: SharedObject, scope: list[SharedObject], watch: tuple[str, ...]) -> list[tuple[str, str]]:
     """Return (symbol, version) of what the file needs and nobody in the scope exports."""
     found = []
-    for symbol, version in item.undefined():
+    for symbol, index in item.undefined():
         watched = symbol.startswith(watch) if watch else not symbol.startswith(INTERPRETER_SYMBOLS)
         if watched and not any(other.exports(symbol) for other in scope):
-            found.append((symbol, version))
+            found.append((symbol, item.version_of(index)))
             if len(found) >= MOST_SYMBOLS:
                 break
     return found

@@ -7,6 +7,7 @@ as good as any. Symbols are looked up by GNU hash, not by a scan.
 
 from __future__ import annotations
 
+import functools
 import re
 import struct
 from collections.abc import Iterator
@@ -105,14 +106,14 @@ class SharedObject:
         name, info, _, section, _, _ = self.image.unpack(SYMBOL, self._symbols + index * SYMBOL.size)
         return self._text(name), info >> 4, section != SECTION_UNDEFINED
 
-    def undefined(self) -> Iterator[tuple[str, str]]:
-        """Yield (symbol, version) of what others must define; weak ones may stay undefined and are left out."""
+    def undefined(self) -> Iterator[tuple[str, int]]:
+        """Yield (symbol, index) of what others must define; weak ones may stay undefined and are left out."""
         first_hashed = self.image.unpack(FOUR_WORDS, self._gnu_hash)[1] if self._gnu_hash else 0
         end = first_hashed if first_hashed > 1 else self._count()  # undefined symbols stand before the hashed ones
         for index in range(1, min(end, MOST_SYMBOLS)):
             name, binding, defined = self._symbol(index)
             if name and binding == GLOBAL and not defined:
-                yield name, self._version_of(index)
+                yield name, index
 
     def _count(self) -> int:
         """Return how many dynamic symbols there are: by the old hash table, by the section, else by what follows."""
@@ -121,7 +122,8 @@ class SharedObject:
         sizes = [size for name, _, size in self.image.sections() if name == ".dynsym"]
         return (sizes[0] if sizes else max(0, self._strings - self._symbols)) // SYMBOL.size
 
-    def _version_of(self, index: int) -> str:
+    def version_of(self, index: int) -> str:
+        """Return the version that a symbol is wanted in, empty for none."""
         if not self._versions:
             return ""
         number = self.image.unpack(HALF, self._versions + 2 * index)[0] & 0x7FFF
@@ -177,6 +179,7 @@ class SharedObject:
 LONGEST_CHAIN = 4096  # linkers aim at less than four symbols a bucket
 
 
+@functools.lru_cache(maxsize=1 << 16)  # one symbol is looked for in dozens of libraries
 def gnu_hash(symbol: str) -> int:
     """Return the hash of a symbol as .gnu.hash stores it (Bernstein's, 32 bits)."""
     value = 5381

@@ -109,25 +109,23 @@ def summary(found: Iterator[list[Entry]]) -> dict[str, Any]:
     ``codes`` are ``{"kind", "arch", "suffix", "count", "compressed", "isa"}``, in order; ``images`` the number of
     containers that hold any code; ``sets`` one ``{"codes": ["sm_80", "compute_90"], "count"}`` for each kind of image.
     """
-    counts: Counter[tuple[str, int, str]] = Counter()
-    compressed: Counter[tuple[str, int, str]] = Counter()
-    isa: dict[tuple[str, int, str], str] = {}
-    sets: Counter[tuple[str, ...]] = Counter()
+    counts: Counter[Entry] = Counter()
+    together: Counter[frozenset[Entry]] = Counter()
     for entries in found:
-        for kind, arch, suffix, packed, version in entries:
-            key = (kind, arch, suffix)
-            counts[key] += 1
-            compressed[key] += packed
-            isa[key] = max(isa.get(key, ""), version, key=numbers)
-        if entries:
-            sets[tuple(sorted({name(*item[:3]) for item in entries}))] += 1
-    codes = [
-        {"kind": key[0], "arch": key[1], "suffix": key[2], "count": counts[key], "compressed": compressed[key]}
-        | {"isa": isa[key]}
-        for key in sorted(counts)
-    ]
-    shown = [{"codes": list(codes_of), "count": count} for codes_of, count in sets.most_common(MOST_SETS)]
-    return {"codes": codes, "images": sum(sets.values()), "sets": shown}
+        counts.update(entries)
+        together[frozenset(entries)] += bool(entries)
+    codes: dict[tuple[str, int, str], dict[str, Any]] = {}
+    for (kind, arch, suffix, packed, isa), count in sorted(counts.items()):
+        code: dict[str, Any] = {"kind": kind, "arch": arch, "suffix": suffix, "count": 0, "compressed": 0, "isa": ""}
+        code = codes.setdefault((kind, arch, suffix), code)
+        code["count"] += count
+        code["compressed"] += count if packed else 0
+        code["isa"] = max(code["isa"], isa, key=numbers)
+    sets: Counter[tuple[str, ...]] = Counter()
+    for group, count in together.items():
+        sets[tuple(sorted({name(*item[:3]) for item in group}))] += count
+    shown = [{"codes": list(group), "count": count} for group, count in sets.most_common(MOST_SETS) if count]
+    return {"codes": list(codes.values()), "images": sum(sets.values()), "sets": shown}
 
 
 MOST_SETS = 64

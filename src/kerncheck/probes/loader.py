@@ -35,13 +35,14 @@ class Loader:
         self.problems: dict[str, str] = {}
         self.extra = list(extra)
         self._how: dict[str, str] = {}
+        self._opened: list[SharedObject] = []
         self._cache: dict[str, str] | None = None
         self._parents: dict[str, SharedObject] = {}
         self._fitting: dict[str, bool] = {}
         self._program = self.open(program) if program else None
         for path in os.environ.get("LD_PRELOAD", "").replace(":", " ").split():
             if "/" in path and os.path.isfile(path):
-                self.load(path)
+                self._how |= {item.soname: "LD_PRELOAD" for item in self.load(path)[:1]}
 
     @property
     def program(self) -> SharedObject | None:
@@ -51,10 +52,16 @@ class Loader:
     def open(self, path: str) -> SharedObject | None:
         """Open a file, or note why it cannot be read."""
         try:
-            return SharedObject(path)
+            self._opened.append(SharedObject(path))
         except BadFileError as error:
             self.problems[path] = str(error)
             return None
+        return self._opened[-1]
+
+    def close(self) -> None:
+        """Free all files."""
+        for item in self._opened:
+            item.close()
 
     def find(self, name: str, wanted_by: SharedObject) -> tuple[str, str]:
         """Return (path, how it was found) of a needed library, both empty where there is none.
