@@ -157,7 +157,7 @@ def cause_of(case: Case, package: PackageImport, attempt: Attempt) -> Cause:
     result = attempt.result
     assert isinstance(result, Broken)  # noqa: S101 - callers ask about broken imports only
     if result.how in DEATHS:
-        return Cause(code=DEATHS[result.how], package=package, attempt=attempt)
+        return death(case, package, attempt, result)
     row, parts = classified(result, case.catalog.loader.message)
     if row is None:
         return Cause(code=OTHER, package=package, attempt=attempt)
@@ -165,6 +165,17 @@ def cause_of(case: Case, package: PackageImport, attempt: Attempt) -> Cause:
     if row.cause == "library" and foreign_cuda(case, parts["library"]):
         code = FOREIGN_CUDA
     return Cause(code=code, package=package, attempt=attempt, parts=parts, means=row.means)
+
+
+def death(case: Case, package: PackageImport, attempt: Attempt, result: Broken) -> Cause:
+    """Return how an import ended the process. A file that is known to be damaged explains a signal (SIGBUS)."""
+    facts = seen(case.snapshot.imports).elf
+    files = () if isinstance(facts, Missing) else facts
+    damaged = [item for item in files if item.package == package.package and item.problem]
+    if result.how == "signal" and damaged:
+        means = f"the file is {damaged[0].problem}"
+        return Cause(code="KC214", package=package, attempt=attempt, parts={"file": damaged[0].path}, means=means)
+    return Cause(code=DEATHS[result.how], package=package, attempt=attempt)
 
 
 def classified(result: Broken, rows: tuple[LoaderMessage, ...]) -> tuple[LoaderMessage | None, dict[str, str]]:

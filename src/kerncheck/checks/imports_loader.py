@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -97,8 +98,15 @@ def explanation(case: Case, cause: Cause, owner: SymbolOwner | None) -> str:
         return f"The extension was built for another Python than this one{own}."
     if owner.shadowed:
         file = PurePath(cause.parts.get("file", "")).name
-        return f"Another, most often older {owner.project} was found first; {file}, named by the error, is innocent."
+        first = f"Another, most often older {owner.project} was found first; {file}, named by the error, is innocent"
+        return f"{first}{wanted_release(owner, symbol)}."
     return f"{owner.project} offers no such symbol here."
+
+
+def wanted_release(owner: SymbolOwner, symbol: str) -> str:
+    """Return the release that a symbol's own name asks for, "" where names do not tell."""
+    match = re.search(owner.stale, symbol) if owner.stale else None
+    return f"; the symbol's name asks for {symbols.readable_number(match['wanted'])}" if match else ""
 
 
 def torch_symbol(case: Case, symbol: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from kerncheck.supervise import Answer, Answers, ProbeRun
 
 Kind = TypeVar("Kind")
 TORCH, BINARIES = "import torch", "binaries"
+CHANNEL_CLOSED = re.compile(r'probes/worker\.py", line \d+, in send')
 
 
 @dataclass
@@ -184,6 +186,8 @@ def attempt_of(module: str, answer: Answer) -> Attempt:
     """
     if isinstance(answer, Broken) and answer.how == "raised":
         answer = Missing(reason=f"the probe itself failed ({answer.exception}: {answer.message})")
+    elif isinstance(answer, Broken) and CHANNEL_CLOSED.search(answer.detail):
+        answer = Missing(reason="the import closed the channel on which the child answers, so what it did is not known")
     if isinstance(answer, Missing | Broken):
         return Attempt(module=module, result=answer, ordinary=False)
     return msgspec.convert(answer, Attempt)
