@@ -164,29 +164,30 @@ def chunked(inputs: dict[str, Tensor], state: Tensor, power: Power = Tensor.exp,
     return torch.cat(outputs, 2)[:, :, :length].movedim(1, 2), state
 
 
-def by_sequence(rule: Any, inputs: dict[str, Tensor], lengths: list[int]) -> dict[str, Tensor]:
-    """Run a rule on each packed sequence alone. Returns ``o`` [S, T, HV, V] and ``ht`` [S, N, HV, K, V]."""
+def by_sequence(rule: Any, inputs: dict[str, Tensor], plan: dict[str, Any]) -> dict[str, Tensor]:
+    """Run a rule on each packed sequence alone. Returns ``o`` [S, T, HV, V] and ``ht`` [S, N, HV, K, V] if asked."""
     seeds, _, heads, value = inputs["v"].shape
     outputs, states, start = [], [], 0
-    for number, length in enumerate(lengths):
+    for number, length in enumerate(plan["lengths"]):
         piece = {name: x[:, start : start + length] for name, x in inputs.items() if name != "h0"}
         zero = inputs["v"].new_zeros(seeds, heads, inputs["q"].shape[-1], value)
         output, state = rule(piece, inputs["h0"][:, number] if "h0" in inputs else zero)
         outputs.append(output)
         states.append(state)
         start += length
-    return {"o": torch.cat(outputs, 1), "ht": torch.stack(states, 1)}
+    found = {"o": torch.cat(outputs, 1), "ht": torch.stack(states, 1)}
+    return found if plan["options"].get("states", True) else {"o": found["o"]}
 
 
 def reference(inputs: dict[str, Tensor], plan: dict[str, Any]) -> dict[str, Tensor]:
     """The truth, for inputs in fp64."""
-    return by_sequence(recurrence, inputs, plan["lengths"])
+    return by_sequence(recurrence, inputs, plan)
 
 
 def eager(inputs: dict[str, Tensor], plan: dict[str, Any], rule: Any = chunked) -> dict[str, Tensor]:
     """What a careful eager model computes: fp32 inside, outputs in the dtype of v, states in fp32."""
-    found = by_sequence(rule, inputs, plan["lengths"])
-    return {"o": found["o"].to(inputs["v"].dtype), "ht": found["ht"]}
+    found = by_sequence(rule, inputs, plan)
+    return {**found, "o": found["o"].to(inputs["v"].dtype)}
 
 
 def eager_base2(inputs: dict[str, Tensor], plan: dict[str, Any]) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ Every tensor is viewed as [rows, tokens, heads, size]: blocks are 16 tokens of o
 from __future__ import annotations
 
 import math
+import zlib
 from typing import Any
 
 import torch
@@ -105,6 +106,12 @@ def sizes(found: Tensor, eagers: list[Tensor], truth: Tensor, axes: str, natural
         "gain_error": error,
         "gain_eager": [mean_and_error(gains(x, truth))[0] for x in eagers],
     }
+
+
+def digest(x: Tensor) -> str:
+    """Checksum of a tensor's bits, by which two snapshots tell whether a kernel still gives the same result."""
+    flat = x.detach().contiguous().cpu().flatten()
+    return f"{zlib.crc32(flat.view(torch.uint8).numpy().tobytes()):08x}"
 
 
 def short(value: Any) -> Any:

@@ -24,29 +24,34 @@ def offsets(plan: Plan, seeds: int, device: Any) -> Tensor | None:
 
 def delta_rule(function: Any, inputs: Tensors, plan: Plan) -> Tensors:
     """Call chunk_gated_delta_rule or fused_recurrent_gated_delta_rule, packed where the plan has several lengths."""
-    seeds = inputs["q"].shape[0]
+    seeds, states = inputs["q"].shape[0], plan["options"].get("states", True)
     bounds = offsets(plan, seeds, inputs["q"].device)
     given = {name: x if bounds is None else x.flatten(0, 1)[None] for name, x in inputs.items() if name != "h0"}
-    state = inputs["h0"].flatten(0, 1) if "h0" in inputs else None
     output, final = function(
         given["q"],
         given["k"],
         given["v"],
         g=given["g"],
         beta=given["beta"],
-        initial_state=state,
-        output_final_state=True,
+        initial_state=inputs["h0"].flatten(0, 1) if "h0" in inputs else None,
+        output_final_state=states,
         use_qk_l2norm_in_kernel=True,
         cu_seqlens=bounds,
     )
-    return {"o": output.reshape(inputs["v"].shape), "ht": final.unflatten(0, (seeds, len(plan["lengths"])))}
+    found = {"o": output.reshape(inputs["v"].shape)}
+    return {**found, "ht": by_seed(final, seeds, len(plan["lengths"]))} if states else found
+
+
+def by_seed(final: Tensor, seeds: int, sequences: int) -> Tensor:
+    """View the final states as [seeds, sequences, ...]; another number of states stays as it is, for all to see."""
+    return final.unflatten(0, (seeds, sequences)) if len(final) == seeds * sequences else final
 
 
 def recurrent_eager(inputs: Tensors, plan: Plan) -> Tensors:
     """What a model computes without the recurrent kernel: the recurrence in fp32."""
     wide = {name: x.float() for name, x in inputs.items()}
-    found = _delta_rule.by_sequence(_delta_rule.recurrence, wide, plan["lengths"])
-    return {"o": found["o"].to(inputs["v"].dtype), "ht": found["ht"]}
+    found = _delta_rule.by_sequence(_delta_rule.recurrence, wide, plan)
+    return {**found, "o": found["o"].to(inputs["v"].dtype)}
 
 
 def l2norm(function: Any, inputs: Tensors, _plan: Plan) -> Tensors:

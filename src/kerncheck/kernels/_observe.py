@@ -82,7 +82,8 @@ def weighted(out: Tensor, weight: Tensor, *, wide: bool) -> Tensor:
 
 def differentiate(run: Run, inputs: Tensors, weights: Tensors, kind: str) -> None:
     """Fill in the gradients, or say why there are none."""
-    outputs = {name: out for name, out in run.outputs.items() if out.requires_grad}
+    shaped = {name: out for name, out in run.outputs.items() if out.shape == weights[name].shape}
+    outputs = {name: out for name, out in shaped.items() if out.requires_grad}
     wanted = {name: x for name, x in inputs.items() if x.requires_grad}
     if not outputs:
         run.backward = "no graph"
@@ -227,7 +228,7 @@ def compared(value: Any, right: Tensor, others: list[Tensor], dtype: torch.dtype
     seen = {"precision": NAMES[dtype], **_errors.flags(value, right, dtype)}
     if not any(seen.get(key) for key in ("absent", "shape", "nonfinite")):
         seen["sizes"] = _errors.sizes(value.detach(), others, right, *view)
-    return seen
+    return {**seen, "digest": "" if value is None else _errors.digest(value)}
 
 
 def unwritten(fused: Fused, inputs: Tensors, plan: Plan, weights: Tensors, seen: list[Any]) -> list[str]:

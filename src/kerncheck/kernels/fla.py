@@ -64,12 +64,13 @@ ONE = 150  # two chunks and a part of a third
 SMALL = {"H": 1, "HV": 2, "K": 32, "V": 32}
 ODD = {"H": 2, "HV": 4, "K": 60, "V": 100}  # neither is a power of two, and two value heads share a key head
 SILU = {"activation": True}
+AS_TRAINED = {"states": False}  # a training step asks for no final state
 
 EMULATED = {
     "chunk_delta_rule": (
         CellPlan("weak gates", "weak", (ONE,), SMALL, quick=True),
         CellPlan("weak gates, packed", "weak", PACKED, SMALL, configuration=1, initial_state=True),
-        CellPlan("model gates, packed", "model", PACKED, SMALL, configuration=2),
+        CellPlan("model gates, packed", "model", PACKED, SMALL, configuration=2, options=AS_TRAINED),
         CellPlan("extreme gates, packed", "extreme", PACKED[:4], SMALL),
         CellPlan("edge values", "edge", (70,), SMALL),
         CellPlan("odd sizes", "weak", (70,), ODD, seeds=2, configuration=2, upstream="sum"),
@@ -141,7 +142,7 @@ def measured(form: str, config: Mapping[str, Any]) -> tuple[CellPlan, ...]:
         "chunk_delta_rule": (
             CellPlan("weak gates, packed", "weak", PACKED, sizes, initial_state=True, repeats=REPEATS, quick=True),
             CellPlan("weak gates, long", "weak", (long_enough(sizes),), sizes, seeds=1, repeats=REPEATS, quick=True),
-            CellPlan("model gates, packed", "model", PACKED, sizes),
+            CellPlan("model gates, packed", "model", PACKED, sizes, options=AS_TRAINED),
             CellPlan("extreme gates, packed", "extreme", PACKED, sizes),
             CellPlan("edge values", "edge", (ONE,), sizes, upstream="sum"),
             CellPlan("causality", "weak", (ONE,), sizes, seeds=1, cuts=(40, 70)),

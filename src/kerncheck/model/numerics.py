@@ -35,7 +35,8 @@ class TensorSeen(Frozen):
 
     ``absent``: no gradient came. ``shape`` and ``dtype``: what it had and what was wanted, empty when right.
     ``nonfinite``: how many entries are not finite where the truth is. ``zero``: all zero where the truth is not.
-    ``sizes`` is None where there were no numbers to compare.
+    ``sizes`` is None where there were no numbers to compare. ``digest`` is a checksum of the bits: equal digests in two
+    snapshots mean the same result.
     """
 
     name: str
@@ -46,6 +47,7 @@ class TensorSeen(Frozen):
     dtype: str = ""
     nonfinite: int = 0
     zero: bool = False
+    digest: str = ""
     sizes: Sizes | None = None
 
 
@@ -62,8 +64,8 @@ class Cell(Frozen, tag="cell", tag_field="kind"):
 
     Of a cell with ``cuts`` only ``leaks`` was looked at: the positions from which changed tokens reached earlier
     outputs. ``backward``: ``ok``, ``no graph`` or ``raised``. ``changed``: inputs and upstream gradients that were
-    written to. ``unwritten``: tensors with entries that no kernel wrote. ``slopes``: for gradients that are missing or zero, the
-    slope of the op's own forward along that input. ``configurations``: autotune choices by kernel.
+    written to. ``unwritten``: tensors with entries that no kernel wrote. ``slopes``: for gradients that are missing or
+    zero, the slope of the op's own forward along that input. ``configurations``: autotune choices by kernel.
     """
 
     op: str

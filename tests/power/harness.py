@@ -1,0 +1,183 @@
+"""Shows what the default numeric cells see: every fault of fla_patches, and no healthy kernel. See benchmarks/power.py.
+
+A fault counts only if it is live: on the inputs of the cells some output or gradient has other bits than without it,
+and the kernel that it sits in was launched.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+
+from fla_patches import FAULTS, Fault, patched_fla
+
+from kerncheck.checks.numerics_rule import margin
+from kerncheck.checks.registry import Case, all_checks
+from kerncheck.judge import judge
+from kerncheck.kernels import all_specs
+from kerncheck.model.base import Missing
+from kerncheck.model.job import Job, ModelRequest, RequiredOp
+from kerncheck.model.numerics import Cell, Lane, LaneName, Numerics
+from kerncheck.model.outcome import Outcome
+from kerncheck.model.snapshot import Snapshot
+from kerncheck.stages import numerics
+from kerncheck.stages.common import Ask
+from kerncheck.supervise import ProbeRun, Supervisor
+
+LANES: tuple[LaneName, ...] = ("fp32", "bf16")
+NOT_LOOKED = Missing(reason="not looked at here")
+
+
+def job(*ops: str) -> Job:
+    """Return a training job that needs these ops (all of fla's by default), on the emulated device."""
+    wanted = [spec for spec in all_specs() if spec.runs_emulated and (not ops or spec.id in ops)]
+    required = tuple(RequiredOp(op=spec.id, training=spec.has_backward) for spec in wanted)
+    model = ModelRequest(name="all", folder="", architecture="", config={}, required=required)
+    return Job(profile="ci", device="emulate", model=model)
+
+
+def lane_run(lane: LaneName, *ops: str, path: Path | None = None) -> ProbeRun:
+    """Return what verify runs by default in a lane, in an environment whose PYTHONPATH begins with ``path``."""
+    ask = Ask(job=job(*ops), catalog=cast("Any", None), environment=NOT_LOOKED, devices=NOT_LOOKED, timeout=900.0)
+    run = numerics.lane_run(ask, lane, "")
+    return replace(run, environment={**run.environment, **({"PYTHONPATH": str(path)} if path else {})})
+
+
+def observe(run: ProbeRun) -> Lane:
+    """Run a lane in its child process."""
+    return numerics.lane(Supervisor(sys.executable).run(run))
+
+
+def findings(lane: Lane, *ops: str) -> list[Outcome]:
+    """Judge one lane; return the errors of the numerics family."""
+    snapshot = Snapshot(numerics=Numerics(evidence="emulated", lanes=(lane,)))
+    checks = [check for check in all_checks() if check.family == "KC4"]
+    outcomes, crashes = judge(Case(job(*ops), snapshot, cast("Any", None)), checks)
+    assert not crashes, crashes
+    wrong = [outcome for outcome in outcomes if outcome.status == "failed" and outcome.code != "KC410"]
+    unjudged = [outcome for outcome in outcomes if outcome.status == "not_judged" and outcome.required]
+    assert not unjudged, unjudged
+    return wrong
+
+
+def cells(lane: Lane) -> dict[str, Cell]:
+    """Return the cells of a lane that gave an answer, by op and name."""
+    return {f"{cell.op} {cell.name}": cell for cell in lane.cells if isinstance(cell, Cell)}
+
+
+def changed(healthy: Lane, faulty: Lane) -> bool:
+    """Tell whether any output or gradient of any cell has other bits, or a cell did not live."""
+    before, after = cells(healthy), cells(faulty)
+    return any(
+        name not in after or [t.digest for t in cell.tensors] != [t.digest for t in after[name].tensors]
+        for name, cell in before.items()
+        if name in after or any(f"{lost.op} {lost.name}" == name for lost in faulty.cells)
+    )
+
+
+def launched(lane: Lane, kernel: str) -> bool:
+    """Tell whether a kernel was launched in any cell; host code ("") runs without one."""
+    names = {name for cell in cells(lane).values() for name in (*cell.launched_forward, *cell.launched_backward)}
+    return not kernel or kernel in names
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One fault in one lane: what was found, and whether that is what was asked."""
+
+    name: str
+    lane: LaneName
+    live: bool
+    codes: tuple[str, ...]
+    words: str
+
+    @property
+    def asked(self) -> str:
+        """What the table asks of this lane."""
+        fault = FAULTS[self.name]
+        return fault.fp32 if self.lane == "fp32" else fault.bf16
+
+    @property
+    def as_asked(self) -> bool:
+        """Whether the lane did what it must; what is below the noise, or cannot be there, is only shown."""
+        return self.asked != "caught" or (self.live and bool(self.codes))
+
+
+def trial(name: str, lane: LaneName, healthy: Lane) -> Trial:
+    """Run the default cells of the fault's op on a copy of fla that has it."""
+    fault: Fault = FAULTS[name]
+    with tempfile.TemporaryDirectory() as folder:
+        faulty = observe(lane_run(lane, fault.op, path=patched_fla(Path(folder), name)))
+    found = findings(faulty, fault.op)
+    live = changed(healthy, faulty) and launched(healthy, fault.kernel)
+    words = "; ".join(f"{outcome.code} {outcome.message}" for outcome in found)
+    return Trial(name, lane, live, tuple(sorted({outcome.code for outcome in found})), words)
+
+
+def null(lane: LaneName, seeds: Iterable[int]) -> Lane:
+    """Run all cells of a lane on the healthy fla, with other seeds than the default ones."""
+    run = lane_run(lane)
+    return observe(
+        replace(run, cases=tuple({**case, "seed": case["seed"] + seed} for seed in seeds for case in run.cases))
+    )
+
+
+def margins(lane: Lane) -> list[tuple[float, str]]:
+    """Return every margin of a lane with its place, largest first."""
+    found = []
+    for cell in lane.cells:
+        assert isinstance(cell, Cell), cell
+        for tensor in cell.tensors:
+            worst = margin(tensor, cell.seeds)
+            assert worst is not None, (cell.name, tensor)
+            found.append((worst.value, f"{cell.op.partition(':')[2]} {cell.name}: {tensor.name} ({worst.rule})"))
+    return sorted(found, reverse=True)
+
+
+def show(one: Trial) -> None:
+    """Print one line about a fault."""
+    verdict = ", ".join(one.codes) or "nothing"
+    mark = "ok " if one.as_asked else "BAD"
+    print(
+        f"{mark} {one.lane} {one.name:44} live={one.live!s:5} asked={one.asked:6} found={verdict}: {one.words[:110]}",
+        flush=True,
+    )
+
+
+def run_faults(names: list[str], jobs: int) -> list[Trial]:
+    """Try every fault in both lanes, some at a time."""
+    with ThreadPoolExecutor(jobs) as pool:
+        healthy = dict(zip(LANES, pool.map(lambda lane: observe(lane_run(lane)), LANES), strict=True))
+        pairs = [(name, lane) for name in names for lane in LANES]
+        trials = []
+        for one in pool.map(lambda pair: trial(*pair, healthy[pair[1]]), pairs):
+            show(one)
+            trials.append(one)
+    for lane in LANES:
+        assert findings(healthy[lane]) == [], f"the healthy fla is not clean in {lane}: {findings(healthy[lane])}"
+    return trials
+
+
+def run_nulls(count: int, jobs: int) -> bool:
+    """Print the margins of healthy kernels on seeds that nobody has seen; tell whether none is above 1."""
+    good = True
+    with ThreadPoolExecutor(jobs) as pool:
+        lanes = list(pool.map(lambda lane: null(lane, range(1, count + 1)), LANES if count else ()))
+    for lane in lanes:
+        values = margins(lane)
+        above = [item for item in values if item[0] > 1]
+        warned = sum(value > 0.5 for value, _ in values)
+        print(
+            f"null {lane.name}: {count} seeds, {len(values)} tensors, {len(above)} above 1, {warned} above 0.5; largest:"
+        )
+        for value, place in values[:8]:
+            print(f"    {value:.2f} {place}")
+        good = good and not above
+    return good
