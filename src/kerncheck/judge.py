@@ -70,7 +70,7 @@ def run_check(case: Case, check: Check) -> list[Outcome]:
 def narrowed(case: Case, check: Check) -> Case:
     """Hide every section that the check did not declare, so that ``needs`` cannot drift from what it reads."""
     hidden = Missing(reason="the check does not declare this section in its needs")
-    others = {name: hidden for name in SECTIONS if name not in check.needs}
+    others = {name: hidden for name in SECTIONS if name not in (*check.needs, *check.also)}
     return Case(case.job, msgspec.structs.replace(case.snapshot, **others), case.catalog)
 
 

@@ -43,12 +43,16 @@ Judge = Callable[[Case, Say], Iterator[Outcome]]
 
 @dataclass(frozen=True)
 class Check:
-    """One check. ``needs`` names the sections of the snapshot that it reads; it sees no others."""
+    """One check. ``needs`` names the sections of the snapshot that it reads; it sees no others.
+
+    ``also`` names sections that it reads where another check had them observed: it judges as well without them.
+    """
 
     code: str
     title: str
     needs: tuple[str, ...]
     judge: Judge
+    also: tuple[str, ...] = ()
 
     @property
     def family(self) -> str:
@@ -61,9 +65,9 @@ class Check:
         return inspect.getdoc(self.judge) or ""
 
 
-def check(code: str, title: str, *, needs: tuple[str, ...]) -> Callable[[Judge], Check]:
+def check(code: str, title: str, *, needs: tuple[str, ...], also: tuple[str, ...] = ()) -> Callable[[Judge], Check]:
     """Make a check of a function that yields outcomes. An empty yield is "not judged", never a pass."""
-    return lambda judge: Check(code=code, title=title, needs=needs, judge=judge)
+    return lambda judge: Check(code=code, title=title, needs=needs, judge=judge, also=also)
 
 
 def all_checks() -> tuple[Check, ...]:

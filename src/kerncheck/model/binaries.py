@@ -138,11 +138,13 @@ class Binaries(Frozen, tag="binaries", tag_field="kind"):
     """Compiled files of torch and of kernel packages, read without loading them.
 
     ``header`` is word size and processor of the judged interpreter. ``torch_folder`` is empty without torch.
+    ``torch_abi`` is which std::string torch's own exports take: ``C++11``, ``pre-C++11``, or empty where none tells.
     """
 
     header: str = ""
     glibc: str = ""
     torch_folder: str = ""
+    torch_abi: str = ""
     torch: tuple[BinaryFile, ...] = ()
     packages: tuple[Package, ...] = ()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kerncheck.model.base import Frozen, Missing
+from kerncheck.model.binaries import Binaries
 from kerncheck.model.environment import Environment, Gpus
 from kerncheck.model.imports import Imports
 from kerncheck.model.job import Job
@@ -12,7 +13,7 @@ from kerncheck.model.seams import Seams
 from kerncheck.model.step import Step
 
 NOT_HERE = Missing(reason="this snapshot does not hold it")
-SECTIONS = ("environment", "gpus", "imports", "seams", "numerics", "packing", "step")
+SECTIONS = ("environment", "gpus", "binaries", "imports", "seams", "numerics", "packing", "step")
 
 
 class RunRecord(Frozen):
@@ -34,6 +35,7 @@ class Snapshot(Frozen):
     runs: tuple[RunRecord, ...] = ()
     environment: Environment | Missing = NOT_HERE
     gpus: Gpus | Missing = NOT_HERE
+    binaries: Binaries | Missing = NOT_HERE
     imports: Imports | Missing = NOT_HERE
     seams: Seams | Missing = NOT_HERE
     numerics: Numerics | Missing = NOT_HERE

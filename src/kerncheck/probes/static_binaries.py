@@ -24,6 +24,7 @@ from kerncheck.probes.shadowing import shadowed
 NVIDIA_FOLDERS = ("nvidia/*/lib", "nvidia/*/lib/x64")
 TORCH_CUDA = ("libtorch_cuda.so", "libc10_cuda.so", "libtorch_hip.so", "libc10_hip.so")
 MOST_FILES = 40
+ERROR = "_ZN3c105ErrorC2ENS_14SourceLocationE"  # c10::Error::Error(SourceLocation, std::string), without its string
 
 
 class State:
@@ -76,12 +77,8 @@ def run(case: dict[str, Any], state: State) -> dict[str, Any]:
 
 def torch_answer(state: State) -> dict[str, Any]:
     """Describe torch's own libraries, and those of others that it needs and that have a problem."""
-    answer: dict[str, Any] = {
-        "header": state.header,
-        "glibc": newest_glibc(state),
-        "torch_folder": state.torch_folder,
-        "files": [],
-    }
+    answer: dict[str, Any] = {"header": state.header, "torch_folder": state.torch_folder, "files": []}
+    answer |= {"glibc": newest_glibc(state), "torch_abi": torch_abi(state)}
     if not state.torch_folder or not state.has_accelerator:
         return answer
     files = [torch_file(item, state) for item in state.torch]
@@ -98,6 +95,15 @@ def newest_glibc(state: State) -> str:
             return max(
                 (name for name in item.versions_defined if name.startswith("GLIBC_2")), key=binaries.order, default=""
             )
+    return ""
+
+
+def torch_abi(state: State) -> str:
+    """Return which std::string the constructors of c10::Error take that torch exports, empty where none tells."""
+    for item in state.torch:
+        if item.soname == "libc10.so":
+            names = item.starting_with(ERROR)
+            return "C++11" if any("__cxx11" in name for name in names) else "pre-C++11" if names else ""
     return ""
 
 
