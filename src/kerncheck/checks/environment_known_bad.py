@@ -148,8 +148,8 @@ def wanted(match: Match) -> str:
 
 
 def rebuild(case: Case, environment: Environment, row: KnownBad) -> str:
-    """Say which compiled packages must be built anew when the cure is another torch."""
-    if not any("torch" in cure.packages for cure in row.cure):
+    """Say which compiled packages must be built anew when every cure is another torch."""
+    if not row.cure or not all("torch" in cure.packages for cure in row.cure):
         return ""
     compiled = [
         name
