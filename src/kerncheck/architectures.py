@@ -48,8 +48,9 @@ def coverage(names: Iterable[str], cc: str, rule: DeviceRule, cuda: str = "") ->
     """Tell how well a list of architectures covers a GPU; an empty or unreadable list tells nothing.
 
     Code for X.Y runs on the same major with a minor not below Y (CUDA C++ Programming Guide, binary compatibility),
-    apart from the exceptions in ``rule`` (torch's own table); ``a`` and ``f`` variants match exactly; PTX for X.Y
-    compiles on everything from X.Y on.
+    apart from the exceptions in ``rule`` (torch's own table); PTX for X.Y compiles on everything from X.Y on. An ``a``
+    variant runs on exactly its GPU, an ``f`` variant, PTX too, on its family: the same major, a minor not below (the
+    guide's section on feature sets: compute_100f serves 10.0 and 10.3).
     """
     device = number_of(cc)
     answers = {one_coverage(code, device, rule, cuda) for code in parsed(names)}
@@ -58,9 +59,11 @@ def coverage(names: Iterable[str], cc: str, rule: DeviceRule, cuda: str = "") ->
 
 def one_coverage(code: Code, device: int, rule: DeviceRule, cuda: str) -> Coverage:
     """Tell how one entry covers a GPU."""
-    if code.suffix or code.number == device:
-        exact = code.number == device
-        return ("ptx" if code.ptx else "native") if exact else "none"
+    if code.number == device:
+        return "ptx" if code.ptx else "native"
+    if code.suffix:
+        family = code.suffix == "f" and code.number // 10 == device // 10 and code.number < device
+        return ("ptx" if code.ptx else "compatible") if family else "none"
     if code.ptx:
         return "ptx" if code.number < device else "none"
     return "compatible" if same_family(code.number, device, rule, cuda) else "none"

@@ -72,6 +72,7 @@ def tables(catalog: Catalog) -> Iterator[tuple[str, str, tuple[Known, ...]]]:
     yield "driver.toml", "message", catalog.driver.message
     yield "cuda.toml", "floor", catalog.cuda.floor
     yield "cuda.toml", "toolkit", catalog.cuda.toolkit
+    yield "cuda.toml", "doubt", catalog.cuda.doubt
     yield "gpus.toml", "gpu", catalog.gpus.gpu
     yield "triton.toml", "release", catalog.triton.release
     yield "triton.toml", "hardware", catalog.triton.hardware
@@ -82,6 +83,8 @@ def tables(catalog: Catalog) -> Iterator[tuple[str, str, tuple[Known, ...]]]:
     yield "models", "model", catalog.models
     for table in ("owner", "meaning", "cuda_library", "library", "message", "said", "misleading"):
         yield "loader.toml", table, getattr(catalog.loader, table)
+    for table in ("build", "capability", "hidden"):
+        yield "image.toml", table, getattr(catalog.image, table)
     for name, item in kernel_files(catalog):
         for table in (
             "op",
@@ -106,18 +109,19 @@ def sources(catalog: Catalog) -> Iterator[Fault]:
 
 
 def patterns(catalog: Catalog) -> Iterator[Fault]:
-    """Every pattern of the loader's messages compiles and has the groups that its class needs."""
+    """Every pattern of a message compiles and has the groups that its class needs."""
     needed = {"symbol": {"symbol"}, "library": {"library"}, "version": {"library", "version"}, "module": {"module"}}
-    rows = [("message", row.pattern, needed.get(row.cause, set())) for row in catalog.loader.message]
-    rows += [("owner", row.stale, {"wanted"}) for row in catalog.loader.owner if row.stale]
+    rows = [("loader.toml: message", row.pattern, needed.get(row.cause, set())) for row in catalog.loader.message]
+    rows += [("loader.toml: owner", row.stale, {"wanted"}) for row in catalog.loader.owner if row.stale]
+    rows += [("image.toml: build", row.text, set()) for row in catalog.image.build]
     for table, pattern, groups in rows:
         try:
             lacking = groups - set(re.compile(pattern).groupindex)
         except re.error as error:
-            yield f"loader.toml: {table} ({pattern!r})", f"not a regular expression: {error}"
+            yield f"{table} ({pattern!r})", f"not a regular expression: {error}"
         else:
             if lacking:
-                yield f"loader.toml: {table} ({pattern!r})", f"the group {min(lacking)!r} is absent"
+                yield f"{table} ({pattern!r})", f"the group {min(lacking)!r} is absent"
 
 
 def duplicates(catalog: Catalog) -> Iterator[Fault]:

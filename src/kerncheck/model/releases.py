@@ -82,9 +82,13 @@ class DriverFloor(Known):
 
 
 class Toolkit(Known):
-    """One CUDA toolkit: the driver that came with it, the architectures it knows, the compilers it takes."""
+    """One CUDA toolkit: the driver that came with it, the architectures it knows, the compilers it takes.
+
+    ``ptx`` is the newest version of the PTX language that it writes.
+    """
 
     version: str
+    ptx: str = ""
     driver_ga: str = ""
     driver_latest: str = ""
     update: str = ""
@@ -103,12 +107,21 @@ class GccBounds(Known):
     unbounded: tuple[str, ...] = ()
 
 
+class Doubt(Known):
+    """Code for one architecture that should run on a GPU by the rule, and that somebody saw failing there."""
+
+    code: int
+    cc: str
+    report: str
+
+
 class CudaFile(Frozen):
     """``cuda.toml``."""
 
     floor: tuple[DriverFloor, ...]
     toolkit: tuple[Toolkit, ...]
     torch_gcc: GccBounds
+    doubt: tuple[Doubt, ...] = ()
 
 
 # driver.toml

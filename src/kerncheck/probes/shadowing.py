@@ -11,20 +11,20 @@ from kerncheck.probes.loader import Loader
 BY_VARIABLE = ("LD_LIBRARY_PATH", "LD_PRELOAD")
 
 
-def shadowed(item: SharedObject, loader: Loader, watched: tuple[str, ...]) -> list[dict[str, Any]]:
+def shadowed(item: SharedObject, loader: Loader, watched: tuple[str, ...], folders: list[str]) -> list[dict[str, Any]]:
     """Return those libraries a file needs of which another copy than the file's own lies in the way.
 
-    Only libraries are compared whose names begin with one of ``watched``, or that NVIDIA's packages bring: the
-    system's own may lie anywhere.
+    Only libraries are compared whose names begin with one of ``watched``, or that lie in the ``folders`` of NVIDIA's
+    packages: the system's own may lie anywhere.
     """
-    names = [name for name in item.needed if name.startswith(watched) or brought(name, loader)]
+    names = [name for name in item.needed if name.startswith(watched) or brought(name, folders)]
     found = [one(item, name, loader) for name in names]
     return [answer for answer in found if answer]
 
 
-def brought(name: str, loader: Loader) -> bool:
+def brought(name: str, folders: list[str]) -> bool:
     """Tell whether an NVIDIA package of the environment holds a library of this name."""
-    return any(os.path.exists(os.path.join(folder, name)) for folder in loader.extra)
+    return any(os.path.exists(os.path.join(folder, name)) for folder in folders)
 
 
 def one(item: SharedObject, name: str, loader: Loader) -> dict[str, Any] | None:

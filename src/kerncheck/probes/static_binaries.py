@@ -38,7 +38,8 @@ class State:
         self.libraries = tuple(found["libraries"])
         self.torch_folder = next(iter(found["modules"].get("torch", {}).get("folders", ())), "")
         self.records = Records(self.path)
-        self.loader = Loader(found["executable"], extra=nvidia_folders(self.path))
+        self.nvidia = nvidia_folders(self.path)
+        self.loader = Loader(found["executable"])
         self._torch: list[SharedObject] | None = None
 
     @property
@@ -50,6 +51,7 @@ class State:
     def torch(self) -> list[SharedObject]:
         """Torch's libraries and all that they pull in, as ``import torch`` loads them."""
         if self._torch is None:
+            self.loader.extra = self.nvidia  # torch loads what is missing from there, packages do not
             self._torch = binaries.load_torch(self.loader, self.found["modules"].get("torch", {}))
         return self._torch
 
@@ -81,7 +83,8 @@ def torch_answer(state: State) -> dict[str, Any]:
     answer |= {"glibc": newest_glibc(state), "torch_abi": torch_abi(state)}
     if not state.torch_folder or not state.has_accelerator:
         return answer
-    files = [torch_file(item, state) for item in state.torch]
+    torch, state.loader.extra = state.torch, state.nvidia
+    files = [torch_file(item, state) for item in torch]
     own = os.path.join(os.path.realpath(state.torch_folder), "")
     unread = [unreadable(path, "torch", "torch", text) for path, text in state.loader.problems.items() if own in path]
     kept = [file for file in files if os.path.realpath(file["path"]).startswith(own) or is_troubled(file)]
@@ -111,7 +114,7 @@ def torch_file(item: SharedObject, state: State) -> dict[str, Any]:
     """Return the facts of one library that torch loads."""
     try:
         found = binaries.facts(item, "torch", "torch", state.loader, state.torch, state.watch)
-        more = shadowed(item, state.loader, state.libraries)
+        more = shadowed(item, state.loader, state.libraries, state.nvidia)
     except BadFileError as error:
         return unreadable(item.path, "torch", "torch", str(error))
     inside = item.path.startswith(state.torch_folder) or os.path.realpath(item.path).startswith(state.torch_folder)
@@ -177,7 +180,7 @@ def look(path: str, module: str, role: str, package: str, own: list[str], state:
     if header and state.header and header != state.header:
         return [{**unreadable(path, package, role, ""), "module": module, "header": header, **recorded(path, state)}]
     torch, loader = state.torch, state.loader
-    before = dict(loader.loaded)
+    loader.extra, before = [], dict(loader.loaded)
     loader.problems.pop(path, None)
     try:
         closure = loader.load(path)
@@ -198,7 +201,7 @@ def described(
     scope = list(dict.fromkeys((*closure, *state.torch)))
     try:
         found = binaries.facts(item, package, role, state.loader, scope)
-        more = shadowed(item, state.loader, state.libraries)
+        more = shadowed(item, state.loader, state.libraries, state.nvidia)
     except BadFileError as error:
         return unreadable(item.path, package, role, str(error))
     device = device_code(item.image) if role != "dependency" or item.path in own else {"kind": "device_code"}
@@ -247,7 +250,7 @@ def exports(item: SharedObject, symbol: str) -> bool:
 def elsewhere(name: str, state: State) -> str:
     """Return a file of this name in a folder of the environment that the search does not reach, empty for none."""
     prefix = os.path.dirname(os.path.dirname(state.found["executable"]))
-    folders = (*state.loader.extra, os.path.join(state.torch_folder, "lib"), os.path.join(prefix, "lib"))
+    folders = (*state.nvidia, os.path.join(state.torch_folder, "lib"), os.path.join(prefix, "lib"))
     paths = (os.path.join(folder, name) for folder in folders)
     return next((path for path in paths if os.path.isfile(path)), "")
 
