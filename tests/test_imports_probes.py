@@ -252,6 +252,10 @@ e.third(*values)
 i(1)
 if hasattr(e, "newer"):
     e.newer(1)
+try:
+    e.newest(1)
+except AttributeError:
+    pass
 other.first(1)
 e.__doc__
 """

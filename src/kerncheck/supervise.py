@@ -150,9 +150,10 @@ class Child:
         return self.tail()
 
     def tail(self) -> str:
-        """Return the end of what the child printed."""
-        self.output.seek(0)
-        return self.output.read()[-TAIL_CHARACTERS:]
+        """Return the end of what the child printed. Read in place: the child may still write at the shared offset."""
+        file, most = self.output.fileno(), 4 * TAIL_CHARACTERS  # four bytes: the longest character in UTF-8
+        end = os.fstat(file).st_size
+        return os.pread(file, most, max(0, end - most)).decode(errors="replace")[-TAIL_CHARACTERS:]
 
     def kill(self) -> None:
         """End the child and everything in its session's process group."""

@@ -307,6 +307,15 @@ def test_extension_takes_another_number_of_arguments(tree):
     assert clean(tree)
 
 
+def test_wrapper_that_chooses_between_two_call_shapes_passes(tree):
+    older = "    if older:\n        causal_conv1d_cuda.causal_conv1d_fwd(x, weight, bias, seq_idx, None, x, None)\n    return causal"
+    conv_package(tree, WRAPPER.replace("seq_idx=None):\n    return causal", "seq_idx=None):\n" + older, 1))
+    extension(tree, functions={**CONV_FUNCTIONS, "causal_conv1d_fwd": 7})
+    assert clean(tree)
+    extension(tree, functions={**CONV_FUNCTIONS, "causal_conv1d_fwd": 6})
+    assert codes(judge_environment(tree)) == {"KC206"}
+
+
 def test_wrapper_without_its_extension(tree):
     report = judge_environment(tree)
     assert (report.exit_code, codes(report)) == (1, {"KC206"})

@@ -14,9 +14,12 @@ from kerncheck.model.imports import Imported, Offer, PackageImport, Use
 def differences(package: PackageImport) -> list[str]:
     """Return in words what a wrapper's source wants of an extension that the extension does not offer."""
     offers = offered(package)
-    uses = [use for use in package.calls if use.extension in offers]
-    told = (difference(use, offers[use.extension]) for use in uses)
-    return list(dict.fromkeys(text for text in told if text))
+    told: dict[tuple[str, str], list[str]] = {}
+    for use in package.calls:
+        if use.extension in offers:
+            told.setdefault((use.extension, use.name), []).append(difference(use, offers[use.extension]))
+    # A wrapper may call a function in several ways and choose by release: one that fits is enough.
+    return list(dict.fromkeys(texts[0] for texts in told.values() if all(texts)))
 
 
 def offered(package: PackageImport) -> dict[str, dict[str, Offer]]:

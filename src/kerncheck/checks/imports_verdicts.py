@@ -10,6 +10,8 @@ import msgspec
 from kerncheck.checks import imports_words as words
 from kerncheck.checks.imports_causes import Cause, diagnose
 from kerncheck.checks.registry import Case
+from kerncheck.model.base import seen
+from kerncheck.model.imports import TorchRuntime
 from kerncheck.model.outcome import Outcome, Say
 
 if TYPE_CHECKING:
@@ -30,6 +32,18 @@ def verdicts(case: Case, say: Say, good: str, finding: Finding, *, compiled: boo
     clean = tuple(package for package in diagnosis.clean if package.known_extensions or not compiled)
     if clean:
         yield say.passed(listed(clean), f"{good}: {listed(clean)} imports in a child, after torch")
+    elif compiled and torch_imports(case) and not any(item.location for item in with_extensions(case)):
+        yield say.not_applicable("compiled packages", "no package with a compiled extension is installed")
+
+
+def torch_imports(case: Case) -> bool:
+    """Tell whether torch imports: without it no package is looked at."""
+    return isinstance(seen(case.snapshot.imports).torch, TorchRuntime)
+
+
+def with_extensions(case: Case) -> list[PackageImport]:
+    """Return the packages that have a compiled half."""
+    return [item for item in seen(case.snapshot.imports).packages if item.known_extensions]
 
 
 def with_ops(outcome: Outcome, cause: Cause) -> Outcome:

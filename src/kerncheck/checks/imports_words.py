@@ -80,11 +80,9 @@ def misleading(case: Case, package: PackageImport, attempt: Attempt) -> str:
     rows = [row for row in case.catalog.loader.misleading if package.package in row.packages]
     if not rows or not attempt.ordinary or not (installed(package) or package.location):
         return ""
-    text = rows[0].text.format(distribution=named(package))
-    return (
-        f' {rows[0].library} hides this exception and says "{text}": that message is wrong here, '
-        "the package is installed and broken."
-    )
+    texts = " or ".join(f'"{row.text.format(distribution=named(package))}"' for row in rows)
+    wrong = "that message is wrong here, the package is installed and broken"
+    return f" {rows[0].library} hides this exception and says {texts}, by its release: {wrong}."
 
 
 def rebuild(case: Case, package: PackageImport) -> str:

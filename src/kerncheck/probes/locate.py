@@ -22,7 +22,7 @@ def find(name: str) -> dict[str, Any]:
     """Return the file and the folders of a top-level module, empty for one that is nowhere."""
     try:
         spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError, AttributeError):
+    except Exception:  # finders of editable installs run here, and may raise anything
         spec = None
     if spec is None:
         return {"origin": "", "folders": []}

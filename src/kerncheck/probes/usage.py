@@ -78,8 +78,12 @@ def imported(tree: ast.Module, extensions: set[str]) -> tuple[dict[str, str], di
 
 
 def guarded(tree: ast.Module) -> set[str]:
-    """Return the names that a file asks for with ``hasattr`` or ``getattr``."""
-    return {
+    """Return the names that a file asks for with ``hasattr`` or ``getattr``, or tries in a ``try`` statement."""
+    tried = (node for node in ast.walk(tree) if isinstance(node, ast.Try) and node.handlers)
+    attempted = {
+        part.attr for node in tried for line in node.body for part in ast.walk(line) if isinstance(part, ast.Attribute)
+    }
+    return attempted | {
         str(node.args[1].value)
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
