@@ -4,29 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kerncheck.checks import _packing as read
 from kerncheck.checks.registry import Case, check
 from kerncheck.model.base import Broken, seen
 from kerncheck.model.job import CONVENTIONS, Convention
 from kerncheck.model.outcome import Outcome, Say
-from kerncheck.model.packing import Cell, Packing, SeamCall, Sent, Unseen
+from kerncheck.model.packing import Cell, Packing, SeamCall, Unseen
 from kerncheck.supervise import why
 
-WORDS = {"causal_conv1d_fn": "convolution", "chunk_gated_delta_rule": "delta rule", "attention": "full attention"}
-COLLATOR = (
-    "send cu_seq_lens_q, cu_seq_lens_k and seq_idx with every packed batch: "
-    "DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True) or the trainer's equivalent; "
-    "or train without packing"
-)
-SENDS: dict[Sent, frozenset[str]] = {
-    "nothing": frozenset(),
-    "position_ids": frozenset(),
-    "cu_seq_lens": frozenset({"cu_seqlens", "cu_seq_lens_q"}),
-    "seq_idx": frozenset({"seq_idx"}),
-    "both": frozenset({"cu_seqlens", "cu_seq_lens_q", "seq_idx"}),
-}
-"""Boundary arguments that each convention lets a seam receive (position_ids alone never reach one)."""
 UNDECLARED = "no packing is declared (--packing); KC505 tells which convention would be safe here"
-CHANGED_BY_ROUTING = "outputs of a model with experts may change in the last bit when a neighbour changes"
 
 
 @check("KC501", "packed examples stay apart", needs=("packing",))
@@ -54,12 +40,14 @@ def packed_examples_stay_apart(case: Case, say: Say) -> Iterator[Outcome]:
     cell = packing.cell(declared, use_cache=False)
     if not isinstance(cell, Cell) or cell.refused:
         yield not_seen(say, declared, cell)
-    elif blind(packing) or not alive(cell):
+    elif read.blind(packing) or not read.alive(cell):
         yield say.not_judged(declared, "the test cannot see a leak here (KC504)")
-    elif leaks(packing, cell):
+    elif read.leaks(packing, cell):
         yield leak_found(say, packing, declared, cell)
     else:
-        yield say.passed(declared, f"no gradient and no change crosses examples: {shown(packing)}", packing.evidence)
+        yield say.passed(
+            declared, f"no gradient and no change crosses examples: {read.shown(packing)}", packing.evidence
+        )
         yield from standins(say, packing)
 
 
@@ -74,10 +62,10 @@ def leak_found(say: Say, packing: Packing, declared: Convention, cell: Cell) -> 
     """Say which seams leak, how far, and what to do about it."""
     return say.failed(
         declared,
-        f"examples of a pack reach each other with {sent_words(declared)}: {where(cell)}",
-        found=f"{crossing(packing, cell)} ({shown(packing)})",
+        f"examples of a pack reach each other with {read.sent_words(declared)}: {read.where(cell)}",
+        found=f"{read.crossing(packing, cell)} ({read.shown(packing)})",
         wanted="exactly zero gradient and no changed bit across examples",
-        remedy=leak_remedy(declared, cell),
+        remedy=read.leak_remedy(declared, cell),
         evidence=packing.evidence,
         source="huggingface/transformers#46859, docs/source/en/padding_free.md of transformers 5.24",
     )
@@ -115,7 +103,7 @@ def packing_is_accepted(case: Case, say: Say) -> Iterator[Outcome]:
     elif isinstance(cell, Cell) and cell.refused:
         yield refused(say, packing, declared, cell.refused)
     elif isinstance(cell, Cell):
-        message = f"a batch with {sent_words(declared)} runs forward and backward"
+        message = f"a batch with {read.sent_words(declared)} runs forward and backward"
         yield say.passed(declared, message, packing.evidence)
     else:
         yield not_seen(say, declared, cell)
@@ -125,7 +113,7 @@ def refused(say: Say, packing: Packing, declared: Convention, error: str) -> Out
     """Say that the packed batch does not get through."""
     return say.failed(
         declared,
-        f"a packed batch with {sent_words(declared)} does not run",
+        f"a packed batch with {read.sent_words(declared)} does not run",
         found=error,
         wanted="the batch runs forward and backward",
         remedy="install the package that the error names, built for this torch, or train without packing; "
@@ -161,7 +149,7 @@ def cache_keeps_examples_apart(case: Case, say: Say) -> Iterator[Outcome]:
     reached = [call for call in cell.seams if call.seam == "attention" and call.reach] if isinstance(cell, Cell) else []
     if not reached:
         yield say.not_judged(declared, "no call of full attention was seen with use_cache on", required=False)
-    elif any(foreign(call) for call in reached):
+    elif any(read.foreign(call) for call in reached):
         yield cache_leak(say, packing, declared, reached)
     else:
         yield say.passed(declared, "full attention keeps examples apart with use_cache on too", packing.evidence)
@@ -172,7 +160,7 @@ def cache_leak(say: Say, packing: Packing, declared: Convention, calls: list[Sea
     return say.failed(
         declared,
         "full-attention layers leak when use_cache is on, as the configuration leaves it",
-        found="; ".join(sorted({reach_words(call) for call in calls if foreign(call)})),
+        found="; ".join(sorted({read.reach_words(call) for call in calls if read.foreign(call)})),
         wanted="no changed bit across examples",
         remedy="use_cache=False while training (the Trainer sets it; a hand-written loop must)",
         evidence=packing.evidence,
@@ -197,13 +185,13 @@ def control_shows_a_leak(case: Case, say: Say) -> Iterator[Outcome]:
         Nothing is wrong with the environment: packing is simply not judged. Report the model's configuration.
     """
     packing = seen(case.snapshot.packing)
-    reason = blind(packing)
+    reason = read.blind(packing)
     if reason:
         yield say.not_judged("positive control", reason)
         return
     control = packing.cell("nothing", use_cache=False)
-    assert isinstance(control, Cell)  # noqa: S101 - blind() has said so
-    message = f"without boundaries the examples mix, and the test sees it: {where(control)}"
+    assert isinstance(control, Cell)  # noqa: S101 - read.blind() has said so
+    message = f"without boundaries the examples mix, and the test sees it: {read.where(control)}"
     yield say.passed("positive control", message, packing.evidence)
 
 
@@ -229,7 +217,7 @@ def table_of_conventions(case: Case, say: Say) -> Iterator[Outcome]:
             continue
         told = row(packing, off)
         extra = cache_row(off, on)
-        yield say.note(convention, f"{sent_words(convention)}: {told}{extra}{assumed}", packing.evidence)
+        yield say.note(convention, f"{read.sent_words(convention)}: {told}{extra}{assumed}", packing.evidence)
 
 
 def row(packing: Packing, cell: Cell | Unseen) -> str:
@@ -238,17 +226,17 @@ def row(packing: Packing, cell: Cell | Unseen) -> str:
         return f"not judged: {why(cell.why)}"
     if cell.refused:
         return f"refused: {cell.refused}"
-    if blind(packing) or not alive(cell):
+    if read.blind(packing) or not read.alive(cell):
         return "not judged: the test cannot see a leak"
-    return f"leaks ({where(cell)})" if leaks(packing, cell) else "safe"
+    return f"leaks ({read.where(cell)})" if read.leaks(packing, cell) else "safe"
 
 
 def cache_row(off: Cell | Unseen, on: Cell | Unseen | None) -> str:
     """Return what use_cache adds, or nothing."""
     if not isinstance(on, Cell) or not isinstance(off, Cell) or on.refused or off.refused:
         return ""
-    before = {call.layer for call in off.seams if call.seam == "attention" and foreign(call)}
-    after = {call.layer for call in on.seams if call.seam == "attention" and foreign(call)}
+    before = {call.layer for call in off.seams if call.seam == "attention" and read.foreign(call)}
+    after = {call.layer for call in on.seams if call.seam == "attention" and read.foreign(call)}
     return "; with use_cache on, full attention leaks too" if after - before else ""
 
 
@@ -273,12 +261,12 @@ def boundaries_arrive(case: Case, say: Say) -> Iterator[Outcome]:
         return
     cell = packing.cell(declared, use_cache=False)
     calls = cell.seams if isinstance(cell, Cell) else ()
-    wanted = boundaries(packing)
-    pairs = [(call, name) for call in calls for name in call.takes if name in SENDS[declared]]
+    wanted = read.boundaries(packing)
+    pairs = [(call, name) for call in calls for name in call.takes if name in read.SENDS[declared]]
     if not calls:
         yield say.not_judged(declared, "no call of a seam was seen", required=False)
     elif not pairs:
-        yield say.not_applicable(declared, f"{sent_words(declared)} carry nothing that these seams take")
+        yield say.not_applicable(declared, f"{read.sent_words(declared)} carry nothing that these seams take")
     for seam, name in dict.fromkeys((call.seam, name) for call, name in pairs):
         own = [call for call, taken in pairs if (call.seam, taken) == (seam, name)]
         yield arrived(say, packing, own, name, wanted)
@@ -289,140 +277,15 @@ def arrived(say: Say, packing: Packing, calls: list[SeamCall], name: str, wanted
     seam = calls[0].seam
     wrong = [call for call in calls if call.received.get(name) != wanted]
     if not wrong:
-        message = f"{name} arrived in layers {layer_list(calls)}"
+        message = f"{name} arrived in {read.layer_list(calls)}"
         return say.passed(seam, message, packing.evidence)
     got = wrong[0].received.get(name)
     return say.failed(
         seam,
-        f"{name} was sent and did not arrive as sent in layers {layer_list(wrong)}",
+        f"{name} was sent and did not arrive as sent in {read.layer_list(wrong)}",
         found=f"{name} = {list(got) if got is not None else None}",
         wanted=f"{name} with the boundaries {list(wanted)}",
         remedy="update transformers: boundaries are passed to linear attention since huggingface/transformers#45034; "
         "until then train without packing",
         evidence=packing.evidence,
     )
-
-
-# What the cells say
-
-
-def blind(packing: Packing) -> str:
-    """Return why the test cannot see a leak, or nothing if the positive control shows one."""
-    control = packing.cell("nothing", use_cache=False)
-    if control is None or isinstance(control, Unseen):
-        return "the positive control did not run" + (f": {why(control.why)}" if control else "")
-    if control.refused:
-        return f"the positive control did not run: {control.refused}"
-    if not control.finite:
-        return "the outputs of the positive control are not finite"
-    forward = [row[earlier] for index, row in enumerate(control.gradients) for earlier in range(index)]
-    if not any(forward):
-        return "without any boundary no gradient crosses examples: the test cannot see a leak"
-    if not any(tokens for change in control.changes for tokens in change.tokens[change.example + 1 :]):
-        return "without any boundary no change crosses examples: the test cannot see a leak"
-    return ""
-
-
-def alive(cell: Cell) -> bool:
-    """Tell whether the cell's outputs are finite and depend on their own example."""
-    return cell.finite and all(row[index] for index, row in enumerate(cell.gradients))
-
-
-def leaks(packing: Packing, cell: Cell) -> bool:
-    """Tell whether anything crosses examples. A gradient that is not finite crosses too."""
-    return bool(crossed_gradients(cell)) or (not packing.experts and bool(crossed_changes(cell)))
-
-
-def crossed_gradients(cell: Cell) -> list[tuple[int, int]]:
-    """Return the pairs (i, j) of examples for which outputs of i have a gradient at j."""
-    return [(i, j) for i, row in enumerate(cell.gradients) for j, value in enumerate(row) if i != j and value != 0]
-
-
-def crossed_changes(cell: Cell) -> list[tuple[int, int, int]]:
-    """Return (changed example, other example, changed tokens of the other) for each change that crossed."""
-    return [
-        (change.example, other, tokens)
-        for change in cell.changes
-        for other, tokens in enumerate(change.tokens)
-        if other != change.example and tokens
-    ]
-
-
-def crossing(packing: Packing, cell: Cell) -> str:
-    """Return the numbers of a leak: the largest off-diagonal gradient against the diagonal, and the changed tokens."""
-    pairs = crossed_gradients(cell)
-    words = []
-    if pairs:
-        i, j = max(pairs, key=lambda pair: cell.gradients[pair[0]][pair[1]] or 0.0)
-        across, own = cell.gradients[i][j], cell.gradients[i][i]
-        ratio = f"{across / own:.2g}" if across and own else "not finite"
-        words.append(f"gradient of example {i + 1} at example {j + 1} over its own: {ratio}")
-    for changed, other, tokens in crossed_changes(cell):
-        size = packing.lengths[other]
-        words.append(f"{tokens} of {size} tokens of example {other + 1} change with example {changed + 1}")
-    return "; ".join(words)
-
-
-def foreign(call: SeamCall) -> int:
-    """Return how many tokens of other examples changed within one call when only the first example changed."""
-    return sum(call.reach[1:]) if call.reach else 0
-
-
-def where(cell: Cell) -> str:
-    """Return the seams that leak by themselves, in the order in which they run."""
-    leaking = [call for call in cell.seams if foreign(call)]
-    told = []
-    for seam in dict.fromkeys(call.seam for call in leaking):
-        own = [call for call in leaking if call.seam == seam]
-        told.append(f"{reach_words(own[0])} in layers {layer_list(own)}")
-    return "; ".join(told) if told else "no single seam shows it"
-
-
-def reach_words(call: SeamCall) -> str:
-    """Return how far the first example reaches within one call."""
-    return f"{WORDS.get(call.seam, call.seam)}: {foreign(call)} tokens of other examples"
-
-
-def layer_list(calls: list[SeamCall]) -> str:
-    """Return the layers of these calls."""
-    return ", ".join(str(layer) for layer in sorted({call.layer for call in calls}))
-
-
-def leak_remedy(declared: Convention, cell: Cell) -> str:
-    """Return what to do about a leak: send what is missing, or replace what ignores it."""
-    ignoring = sorted({call.implementation for call in cell.seams if foreign(call) and got_boundaries(call)})
-    if not ignoring:
-        return COLLATOR
-    names = ", ".join(ignoring)
-    advice = f"{names} was given the boundaries and ignores them: update that package, or train without packing"
-    return advice if declared == "both" else f"{advice}; also {COLLATOR}"
-
-
-def got_boundaries(call: SeamCall) -> bool:
-    """Tell whether a seam received a boundary that its function knows."""
-    return any(call.received.get(name) is not None for name in call.takes)
-
-
-def boundaries(packing: Packing) -> tuple[int, ...]:
-    """Return the pack's boundaries: 0, the end of each example."""
-    return tuple(sum(packing.lengths[:count]) for count in range(len(packing.lengths) + 1))
-
-
-def sent_words(convention: Sent) -> str:
-    """Return what a convention sends."""
-    words: dict[Sent, str] = {
-        "nothing": "no boundaries",
-        "position_ids": "position_ids alone",
-        "cu_seq_lens": "position_ids + cu_seq_lens",
-        "seq_idx": "position_ids + seq_idx",
-        "both": "position_ids + cu_seq_lens + seq_idx",
-    }
-    return words[convention]
-
-
-def shown(packing: Packing) -> str:
-    """Return what the statement is about: the pack, the layers, the attention and the stand-ins."""
-    pack = " + ".join(str(length) for length in packing.lengths)
-    kinds = [f"{packing.layer_types.count(kind)} {kind}" for kind in dict.fromkeys(packing.layer_types)]
-    standins = f"; eager stand-in for {', '.join(packing.standins)}" if packing.standins else ""
-    return f"examples of {pack} tokens, {', '.join(kinds)} layers, {packing.attention or 'own'} attention{standins}"

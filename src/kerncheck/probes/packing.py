@@ -8,20 +8,20 @@ which the judge knows. Boundaries are built anew for each call: fla remembers ch
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from kerncheck.compat.interpose import ATTENTION, Around, Bound, interposed
 from kerncheck.probes import models, scene
-from kerncheck.probes.places import decoder_layers, tensors_in
+from kerncheck.probes.places import Follower, tensors_in
 from kerncheck.probes.scene import finite
 
 LENGTHS = (2, 65, 3)
 """Tokens of each example: shorter than the convolution's width (4), one more than a chunk (64), shorter again."""
 LARGE = 1e4
 """Factor of one perturbation. Finite, since masked attention turns 0 * NaN into NaN without any leak."""
+HEADS = {"linear_num_value_heads": 2, "linear_num_key_heads": 1}
 BOUNDARIES = ("seq_idx", "cu_seqlens", "cu_seq_lens_q")
 
 
@@ -34,7 +34,7 @@ class State:
     inputs: Any = None
     others: Any = None
     weights: Any = None
-    layer: int = -1
+    follower: Any = None
 
     @property
     def tokens(self) -> int:
@@ -74,12 +74,17 @@ def setup(options: dict[str, Any]) -> State:
         parameter.requires_grad_(requires_grad=False)
     ends = [sum(LENGTHS[: index + 1]) for index in range(len(LENGTHS))]
     state.spans = list(zip([0, *ends], ends, strict=False))
+    state.follower = Follower(model, len(state.scene.built.layer_types))
     draw(state, int(options.get("seed", 0)))
     return state
 
 
 def small(request: dict[str, Any]) -> dict[str, Any]:
-    """Keep at most two layers of the first kind and one of each other: boundaries must reach a second layer too."""
+    """Keep at most two layers of the first kind and one of each other: boundaries must reach a second layer too.
+
+    Few heads, since the interpreter's time goes with the number of blocks. A request without sizes of its own is left
+    to the builder.
+    """
     own = dict(request.get("shrink") or {})
     kinds = own.get("layer_types")
     if not kinds:
@@ -87,6 +92,7 @@ def small(request: dict[str, Any]) -> dict[str, Any]:
     first = [kind for kind in kinds if kind == kinds[0]][:2]
     own["layer_types"] = [*first, *dict.fromkeys(kind for kind in kinds if kind != kinds[0])]
     own["num_hidden_layers"] = len(own["layer_types"])
+    own.update({name: min(own[name], most) for name, most in HEADS.items() if name in own})
     return {**request, "shrink": own}
 
 
@@ -164,7 +170,7 @@ def observe(case: dict[str, Any], state: State) -> dict[str, Any]:
     calls: list[Call] = []
     inputs = state.inputs.clone().requires_grad_(case["gradients"])
     alone = ("function", ATTENTION) if case["gradients"] else (ATTENTION,)  # a cache changes nothing in other seams
-    with interposed(state.scene.built.model, recorder(state, calls, alone)), layers_followed(state):
+    with interposed(state.scene.built.model, recorder(state, calls, alone)), state.follower.hooked():
         outputs = forward(state, inputs, case["convention"], use_cache=case["use_cache"])
     gradients = gradient_norms(state, outputs, inputs) if case["gradients"] else []
     base = outputs.detach()
@@ -218,28 +224,6 @@ def replaced(state: State, tensor: Any, example: int, source: Any, dim: int) -> 
 # What the seams receive
 
 
-@contextlib.contextmanager
-def layers_followed(state: State) -> Any:
-    """Keep the index of the layer that runs in ``state.layer`` while the block runs."""
-    built = state.scene.built
-    layers = decoder_layers(built.model, len(built.layer_types))
-    handles = [layer.register_forward_pre_hook(entering(state, index)) for index, layer in enumerate(layers)]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def entering(state: State, index: int) -> Callable[..., None]:
-    """Return a hook that notes that a layer begins."""
-
-    def enter(*_: Any) -> None:
-        state.layer = index
-
-    return enter
-
-
 def recorder(state: State, calls: list[Call], alone: tuple[str, ...]) -> Around:
     """Return a wrapper for seams that records each call and tests it alone: attention, or every function."""
 
@@ -260,7 +244,7 @@ def recorder(state: State, calls: list[Call], alone: tuple[str, ...]) -> Around:
 def recorded(state: State, bound: Bound, kwargs: dict[str, Any]) -> Call:
     """Note which boundaries a seam was given, as the positions where an example starts or ends."""
     return Call(
-        layer=state.layer,
+        layer=state.follower.layer,
         seam=bound.name,
         implementation=bound.target,
         bound=bound.kind,

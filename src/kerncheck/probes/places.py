@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-__all__ = ["OUTSIDE", "Ledger", "Place", "Watch", "counting", "launches_work", "tensors_in"]
+__all__ = ["OUTSIDE", "Follower", "Ledger", "Place", "Watch", "counting", "launches_work", "tensors_in"]
 
 NO_KERNEL = frozenset(
     {
@@ -223,9 +223,32 @@ def decoder_layers(model: Any, layers: int) -> list[Any]:
     return list(lists[0]) if lists else []
 
 
-def total(counts: dict[Place, Counter[str]], wanted: Iterable[Place]) -> Counter[str]:
-    """Add the counts of several places."""
-    result: Counter[str] = Counter()
-    for place in wanted:
-        result.update(counts.get(place, {}))
-    return result
+class Follower:
+    """Knows which decoder layer runs forward now; cheaper than a Watch, and holds nothing of the graph."""
+
+    def __init__(self, model: Any, layers: int) -> None:
+        self.layer = -1
+        self._layers = decoder_layers(model, layers)
+
+    @contextlib.contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Follow the layers for the length of this block."""
+        handles = [
+            hook
+            for index, layer in enumerate(self._layers)
+            for hook in (
+                layer.register_forward_pre_hook(self._goes_to(index)),
+                layer.register_forward_hook(self._goes_to(-1), always_call=True),
+            )
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _goes_to(self, index: int) -> Callable[..., None]:
+        def note(*_: Any) -> None:
+            self.layer = index
+
+        return note

@@ -10,6 +10,7 @@ from kerncheck.model.base import Broken, Missing
 from kerncheck.model.job import CONVENTIONS, Job
 from kerncheck.model.packing import Cell, Packing, Unseen
 from kerncheck.stages.common import Ask, child_environment
+from kerncheck.stages.numerics import COLD, production_lane
 from kerncheck.supervise import Answer, Answers, ProbeRun, why
 
 
@@ -20,15 +21,17 @@ def runs(ask: Ask) -> list[ProbeRun]:
     if job.model is None or job.device == "none" or not conventions or (job.device == "cuda" and not ask.gpus):
         return []
     gpu = ask.gpus[0] if job.device == "cuda" else ""  # the code decides here, not the device: one GPU says it all
-    options = {"request": msgspec.to_builtins(job.model), "device": job.device, "dtype": "bfloat16"}
+    dtype = "float16" if production_lane(job) == "fp16" else "bfloat16"
+    options = {"request": msgspec.to_builtins(job.model), "device": job.device, "dtype": dtype}
     run = ProbeRun(
         label="packing",
         probe="packing",
         cases=tuple(cases(conventions)),
         options=options,
         environment=child_environment(job, gpu),
-        limit=ask.timeout,
+        limit=max(ask.timeout, COLD) if gpu else ask.timeout,
         setup_limit=2 * ask.timeout,
+        python=ask.python,
     )
     return [run]
 
