@@ -16,6 +16,7 @@ from packaging.version import InvalidVersion, Version
 
 from kerncheck import invariants
 from kerncheck.errors import MatrixError
+from kerncheck.model.image import ImageFile
 from kerncheck.model.loader import LoaderFile
 from kerncheck.model.matrix import (
     KernelFile,
@@ -61,6 +62,7 @@ class Catalog:
     models: tuple[ModelProfile, ...]
     tested: TestedFile
     loader: LoaderFile
+    image: ImageFile
     driver: DriverFile
 
     def model(self, name: str) -> ModelProfile | None:
@@ -202,6 +204,7 @@ def load(directory: Path | None = None) -> Catalog:
         models=tuple(read(path, ModelProfile) for path in sorted((where / "models").glob("*.toml"))),
         tested=read(where / "tested.toml", TestedFile),
         loader=read(where / "loader.toml", LoaderFile),
+        image=read(where / "image.toml", ImageFile),
         driver=read(where / "driver.toml", DriverFile),
     )
     invariants.enforce(catalog)

@@ -102,6 +102,34 @@ class CacheFolder(Frozen, tag="cache_folder", tag_field="kind"):
     owner: int | None = None
 
 
+class Trial(Frozen, tag="trial", tag_field="kind"):
+    """A trial build of the C file ``source``, which Triton compiles at the first launch.
+
+    ``problem`` is the end of what the compiler said when it failed, empty when it did not.
+    """
+
+    compiler: str
+    source: str = "driver.c"
+    problem: str = ""
+
+
+class LastMile(Frozen, tag="last_mile", tag_field="kind"):
+    """What the node needs of an image at the first launch. It is looked at for the profile image alone.
+
+    ``user`` is empty where the user database has no entry for ``uid``; ``home`` is the value of HOME, empty when unset.
+    ``cache_for_others`` says whether any user may write into Triton's cache folder. ``ldconfig`` says whether the
+    program is there that Triton asks where libcuda is.
+    """
+
+    uid: int = 0
+    user: str = ""
+    home: str = ""
+    cache_for_others: bool = False
+    root_filesystem: str = ""
+    ldconfig: bool = True
+    trial: Trial | Missing = NOT_LOOKED
+
+
 class Owner(Frozen):
     """A distribution that claims a file, with the sha256 that its RECORD gives it."""
 
@@ -139,6 +167,7 @@ class Environment(Frozen, tag="environment", tag_field="kind"):
     libcuda: DriverLibrary | Missing = NOT_LOOKED
     driver_module: str | Missing = NOT_LOOKED
     triton_cache: CacheFolder | Missing = NOT_LOOKED
+    last_mile: LastMile | Missing = NOT_LOOKED
     container: str = ""
     nodes: tuple[str, ...] = ()
     denied: tuple[str, ...] = ()

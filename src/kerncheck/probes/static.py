@@ -15,7 +15,7 @@ import sysconfig
 from collections.abc import Callable
 from typing import Any
 
-from kerncheck.probes import distributions, toolchain
+from kerncheck.probes import distributions, last_mile, toolchain
 
 SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY", re.IGNORECASE)
 CREDENTIALS = re.compile(r"://[^/@\s]+@")
@@ -42,6 +42,7 @@ def run(case: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
         "toolchain": tools,
         "cache": cache,
         "machine": machine,
+        "last_mile": image,
     }
     found: dict[str, Any] = tidy(groups[case["name"]](options))
     return found
@@ -118,6 +119,13 @@ def tools(_options: dict[str, Any]) -> dict[str, Any]:
 def cache(_options: dict[str, Any]) -> dict[str, Any]:
     """Describe Triton's cache folder."""
     return {"triton_cache": fact(toolchain.triton_cache)}
+
+
+def image(options: dict[str, Any]) -> dict[str, Any]:
+    """Describe what an image lacks at the first launch; elsewhere the launch itself shows it."""
+    if options["profile"] != "image":
+        return {"last_mile": {"kind": "missing", "reason": "looked at for the profile image alone"}}
+    return {"last_mile": fact(last_mile.last_mile)}
 
 
 def machine(options: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from kerncheck.catalog import Catalog
 from kerncheck.model.base import Broken, Missing
 from kerncheck.model.environment import Environment
 from kerncheck.stages.common import Ask
@@ -18,6 +17,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "toolchain": ("ptxas", "ptxas_blackwell", "nvcc", "compiler", "libcuda"),
     "cache": ("triton_cache",),
     "machine": ("driver_module",),
+    "last_mile": ("last_mile",),
 }
 """The probe's cases, each with those of its facts that may be Missing."""
 
@@ -54,14 +54,15 @@ VARIABLE_PREFIXES = ("FLA_", "TRITON_", "LIGER_", "CAUSAL_CONV1D_", "MAMBA_", "T
 def runs(ask: Ask) -> list[ProbeRun]:
     """Plan the static probe: it needs the catalog only, and runs before everything else."""
     cases = tuple({"name": name} for name in GROUPS)
-    return [ProbeRun(label="environment", probe="static", cases=cases, options=options(ask.catalog), limit=20.0)]
+    return [ProbeRun(label="environment", probe="static", cases=cases, options=options(ask), limit=20.0)]
 
 
-def options(catalog: Catalog) -> dict[str, Any]:
+def options(ask: Ask) -> dict[str, Any]:
     """Return what the probe looks for."""
-    packages = [item.package for item in catalog.kernels.values()]
+    packages = [item.package for item in ask.catalog.kernels.values()]
     shipped = {package.distributions[0]: list(package.modules) for package in packages}
     return {
+        "profile": ask.job.profile,
         "names": sorted({*NAMES, *(name for package in packages for name in package.distributions)}),
         "prefixes": list(PREFIXES),
         "modules": {**MODULES, **shipped},
