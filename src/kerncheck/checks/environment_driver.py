@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kerncheck.checks.registry import Case, check
 from kerncheck.facts import GO_TO_A_GPU, TorchFacts, has_gpus, runtime, torch_facts
 from kerncheck.model.base import Missing, NotObservedError, seen
-from kerncheck.model.environment import DriverLibrary, Gpus
+from kerncheck.model.environment import Gpus
 from kerncheck.model.outcome import Outcome, Say
 from kerncheck.versions import parse
 
@@ -137,11 +137,24 @@ def driver_answers(case: Case, say: Say) -> Iterator[Outcome]:
         return
     gpus = case.snapshot.gpus
     if isinstance(gpus, Gpus) and gpus.gpus:
-        names = ", ".join(sorted({gpu.name for gpu in gpus.gpus}))
-        yield say.passed("driver", f"driver {gpus.driver} shows {len(gpus.gpus)} GPU(s): {names}")
+        yield shown(gpus, say)
         return
     torch = torch_facts(environment, case.catalog)
     yield other_hardware(environment, torch, say) or no_gpu(case, environment, torch, say)
+
+
+def shown(gpus: Gpus, say: Say) -> Outcome:
+    """Judge a driver that lists GPUs: each of them must answer."""
+    names = ", ".join(sorted({gpu.name for gpu in gpus.gpus}))
+    if not gpus.problem:
+        return say.passed("driver", f"driver {gpus.driver} shows {len(gpus.gpus)} GPU(s): {names}")
+    return say.failed(
+        "driver",
+        f"driver {gpus.driver} answers for {len(gpus.gpus)} GPU(s) ({names}) and not for all: {gpus.problem}",
+        found=gpus.problem,
+        wanted="an answer of every GPU",
+        remedy="take the node out of service; `nvidia-smi -q` and the kernel's log (`dmesg`, Xid) say why",
+    )
 
 
 def other_hardware(environment: Environment, torch: TorchFacts | None, say: Say) -> Outcome | None:
@@ -243,15 +256,31 @@ def compare(case: Case, environment: Environment, torch: TorchRuntime, say: Say)
     """Compare what torch sees with what the driver shows."""
     gpus = case.snapshot.gpus
     shown = 0 if isinstance(gpus, Missing) else len(gpus.gpus)
-    if torch.available and torch.device_count:
-        names = ", ".join(sorted(set(torch.device_names))) or "GPU"
-        return say.passed("torch.cuda", f"torch sees {torch.device_count} device(s): {names}", "measured")
     hidden = environment.variables.get("CUDA_VISIBLE_DEVICES")
+    if torch.available and torch.device_count:
+        return seen_devices(case, torch, shown if hidden is None else 0, say)
     if has_gpus(gpus) and hidden is not None and hidden.partition(",")[0].strip() in ("", "-1"):
         return masked(shown, hidden, say)
     if has_gpus(gpus) or environment.nvidia_nodes:
         return blind(case, shown, torch, say)
     return say.not_judged("torch.cuda", "neither the driver nor torch shows a GPU", remedy=GO_TO_A_GPU)
+
+
+def seen_devices(case: Case, torch: TorchRuntime, expected: int, say: Say) -> Outcome:
+    """Judge how many devices torch sees; ``expected`` is 0 where a variable chooses among them."""
+    gpus = case.snapshot.gpus
+    parted = not isinstance(gpus, Missing) and any(gpu.mig for gpu in gpus.gpus)
+    names = ", ".join(sorted(set(torch.device_names))) or "GPU"
+    if torch.device_count >= expected or parted:
+        return say.passed("torch.cuda", f"torch sees {torch.device_count} device(s): {names}", "measured")
+    return say.failed(
+        "torch.cuda",
+        f"the driver shows {expected} GPUs, torch sees {torch.device_count}",
+        found=f"{torch.device_count} device(s): {names}",
+        wanted=f"{expected} devices, since CUDA_VISIBLE_DEVICES is not set",
+        remedy="look for a GPU in exclusive mode or in error: `nvidia-smi -q -d COMPUTE,ECC`",
+        evidence="measured",
+    )
 
 
 def masked(shown: int, value: str, say: Say) -> Outcome:
@@ -279,98 +308,4 @@ def blind(case: Case, shown: int, torch: TorchRuntime, say: Say) -> Outcome:
         remedy=row.remedy if row else "run `python -c 'import torch; torch.zeros(1).cuda()'` and follow its message",
         evidence="measured",
         source=row.source if row else "",
-    )
-
-
-@check("KC134", "libcuda is the driver's own, and Triton finds it", needs=("environment", "gpus"))
-def libcuda(case: Case, say: Say) -> Iterator[Outcome]:
-    """Judge which libcuda the loader takes.
-
-    What it checks
-    Where libcuda.so.1 would be loaded from, without loading it, and whether that is the library of the driver that is
-    loaded: not one of a compat directory, and on WSL the one that Windows provides.
-
-    Why it matters
-    A compat library on a GPU that does not support it fails with error 804. One that is installed but not loaded
-    leaves run-time compiled kernels to an older driver. Without any, Triton cannot load what it compiled.
-
-    Example
-    libcuda.so.1 resolves to /usr/local/cuda/compat (570.124.06), the kernel module is 525.147.05, the GPU a GeForce.
-
-    How to fix
-    Take the compat directory off LD_LIBRARY_PATH, or update the driver. On WSL set TRITON_LIBCUDA_PATH to
-    /usr/lib/wsl/lib.
-    """
-    environment = seen(case.snapshot.environment)
-    if case.job.profile in OUTSIDE:
-        yield say.not_applicable("libcuda", OUTSIDE[case.job.profile])
-        return
-    if not has_gpus(case.snapshot.gpus):
-        yield say.not_applicable("libcuda", "the driver shows no GPU (KC104)")
-        return
-    yield judge_libcuda(case, environment, seen(environment.libcuda), say)
-
-
-def judge_libcuda(case: Case, environment: Environment, library: DriverLibrary, say: Say) -> Outcome:
-    """Tell apart none, a compat library in use, one not in use, and the driver's own."""
-    gpus = seen(case.snapshot.gpus)
-    driver = parse(gpus.driver)
-    if not library.path:
-        return no_libcuda(environment, say)
-    loaded = parse(library.version)
-    if "/compat" in library.target and loaded and driver and loaded.major != driver.major:
-        return compat_in_use(case, library, gpus, say)
-    newest = max((version for path in library.compat if (version := compat_version(path))), default=None)
-    if newest and driver and newest > driver and "/compat" not in library.target:
-        return say.failed(
-            "libcuda",
-            f"compat libraries {newest} are installed, the loaded libcuda is that of driver {driver}",
-            found=f"{library.path} ({library.via})",
-            wanted="the compat libraries in use, or a driver that is not older than they are",
-            remedy="let the container toolkit choose (no LD_LIBRARY_PATH or bind mount of libcuda), or update the "
-            "driver; kernels compiled at run time may fail with error 222",
-            severity="warning",
-            source="NVIDIA/JAX-Toolbox#1022",
-        )
-    return say.passed("libcuda", f"libcuda.so.1 is {library.path} ({library.via})")
-
-
-def compat_version(path: str) -> Version | None:
-    """Return the version in the name of a compat library."""
-    return parse(path.rpartition(".so.")[2])
-
-
-def no_libcuda(environment: Environment, say: Say) -> Outcome:
-    """Say that the loader finds no libcuda, and what helps on WSL."""
-    wsl = "microsoft" in environment.kernel.casefold()
-    return say.failed(
-        "libcuda",
-        "the loader finds no libcuda.so.1, though the driver shows a GPU",
-        found="not in LD_LIBRARY_PATH, the loader's cache or the usual folders",
-        wanted="libcuda.so.1 of the driver",
-        remedy="set TRITON_LIBCUDA_PATH=/usr/lib/wsl/lib"
-        if wsl
-        else "start the container with "
-        "NVIDIA_DRIVER_CAPABILITIES=compute,utility, or run ldconfig on the folder of libcuda.so.1",
-        severity="warning" if wsl else "error",
-        source="microsoft/WSL#8587; triton-lang/triton#3862",
-    )
-
-
-def compat_in_use(case: Case, library: DriverLibrary, gpus: Gpus, say: Say) -> Outcome:
-    """Judge a compat library that is taken: only data-centre GPUs support it for sure."""
-    kinds = {row.kind if (row := case.catalog.gpu(gpu.name)) else "unknown" for gpu in gpus.gpus}
-    message = (
-        f"libcuda.so.1 resolves to the compat directory ({library.version}), the driver is {gpus.driver}, "
-        f"the GPU is a {gpus.gpus[0].name}"
-    )
-    if "consumer" not in kinds:
-        return say.note("libcuda", message + ": forward compatibility, which data-centre GPUs support")
-    return say.failed(
-        "libcuda",
-        message,
-        found=f"{library.path} -> {library.target}",
-        wanted=f"the libcuda of driver {gpus.driver}",
-        remedy="take the compat directory off LD_LIBRARY_PATH and the loader's configuration, or update the driver",
-        source="NVIDIA/nvidia-docker#1515; gpustack/gpustack#1254",
     )

@@ -13,9 +13,10 @@ HIP = ".hip_fatbin"
 
 
 def device_code(image: Image) -> dict[str, Any]:
-    """Return the device code of an open file, or why it could not be read as ``{"kind": "missing", "reason"}``.
+    """Return the device code of an open file; ``{"kind": "missing", "reason"}`` where it could not be looked for.
 
-    Relocatable code counts only in a file without any other, as cuobjdump does.
+    Damaged code is ``{"kind": "device_code", "problem"}``. Relocatable code counts only in a file without any other,
+    as cuobjdump does.
     """
     try:
         sections = list(image.sections())
@@ -28,7 +29,7 @@ def device_code(image: Image) -> dict[str, Any]:
         at, size = found[name]
         return {"kind": "device_code", "sections": [name], **fatbin.summary(fatbin.containers(image.data, at, size))}
     except (BadFileError, fatbin.BadFatbinError) as error:
-        return missing(f"its device code cannot be read: {error}")
+        return {"kind": "device_code", "problem": f"its device code is damaged: {error}"}
 
 
 def missing(reason: str) -> dict[str, Any]:

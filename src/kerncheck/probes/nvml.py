@@ -17,14 +17,16 @@ def run(_case: dict[str, Any], nvml: Any) -> dict[str, Any]:
     try:
         nvml.nvmlInit()
     except nvml.NVMLError_LibraryNotFound as error:
-        return {"absent": f"NVML library not found: {error}"}
+        return {"absent": f"NVML library not found (libnvidia-ml.so.1): {error}"}
     except nvml.NVMLError as error:
         return {"problem": str(error)}
     try:
+        found = [gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
         return {
             "driver": asked(nvml, nvml.nvmlSystemGetDriverVersion) or "",
             "cuda": cuda_version(asked(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)),
-            "gpus": [gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())],
+            "gpus": [item for item in found if "lost" not in item],
+            "problem": "; ".join(item["lost"] for item in found if "lost" in item),
         }
     finally:
         nvml.nvmlShutdown()
@@ -45,8 +47,11 @@ def cuda_version(number: int | None) -> str:
 
 
 def gpu(nvml: Any, index: int) -> dict[str, Any]:
-    """Describe one GPU; of its UUID only the first part is kept."""
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    """Describe one GPU, with the first part of its UUID; ``{"lost": reason}`` for one that cannot be reached."""
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    except nvml.NVMLError as error:
+        return {"lost": f"GPU {index}: {error}"}
     capability = asked(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
     memory = asked(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
     mig = asked(nvml, nvml.nvmlDeviceGetMigMode, handle)

@@ -42,7 +42,8 @@ def answer(item: SharedObject, path: str, own: str, via: str, loader: Loader) ->
     """Say what differs between two copies for the file that wants one of them."""
     lacks = lacking(item, path, own, loader)
     name = os.path.basename(own)
-    return {"name": name, "path": path, "expected": own, "via": via, "version": number(path), "lacks": lacks}
+    numbers = {"version": number(path), "wanted": number(own)}
+    return {"name": name, "path": path, "expected": own, "via": via, "lacks": lacks, **numbers}
 
 
 def same(left: str, right: str) -> bool:

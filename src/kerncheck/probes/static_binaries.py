@@ -114,12 +114,21 @@ def torch_file(item: SharedObject, state: State) -> dict[str, Any]:
     """Return the facts of one library that torch loads."""
     try:
         found = binaries.facts(item, "torch", "torch", state.loader, state.torch, state.watch)
-        more = shadowed(item, state.loader, state.libraries, state.nvidia)
+        more = copies(item, state)
     except BadFileError as error:
         return unreadable(item.path, "torch", "torch", str(error))
     inside = item.path.startswith(state.torch_folder) or os.path.realpath(item.path).startswith(state.torch_folder)
     device = device_code(item.image) if inside else {"kind": "device_code"}
     return {**cleaned(found), **header_of(item), "shadowed": more, "device": device, **recorded(item.path, state)}
+
+
+def copies(item: SharedObject, state: State) -> list[dict[str, Any]]:
+    """Return the libraries of a file that are shadowed; a wheel's file tells its version by its distribution."""
+    found = shadowed(item, state.loader, state.libraries, state.nvidia)
+    for one in found:
+        owners = state.records.of(one["expected"])
+        one["wanted"] = one["wanted"] or next((owner["version"] for owner in owners), "")
+    return found
 
 
 def is_troubled(file: dict[str, Any]) -> bool:
@@ -201,7 +210,7 @@ def described(
     scope = list(dict.fromkeys((*closure, *state.torch)))
     try:
         found = binaries.facts(item, package, role, state.loader, scope)
-        more = shadowed(item, state.loader, state.libraries, state.nvidia)
+        more = copies(item, state)
     except BadFileError as error:
         return unreadable(item.path, package, role, str(error))
     device = device_code(item.image) if role != "dependency" or item.path in own else {"kind": "device_code"}

@@ -91,7 +91,8 @@ def answered(place: tuple[str, str], process: Any) -> dict[str, Any]:
             tool["problem"] = "" if match else f"exited with {process.returncode}: {text.strip()[-200:]}"
         except subprocess.TimeoutExpired:
             process.kill()
-            process.communicate()
+            process.stdout.close()  # what it started may hold the pipe open: do not wait for that
+            process.wait()
             tool["problem"] = f"no answer to --version within {SECONDS:g} s"
     return tool
 
