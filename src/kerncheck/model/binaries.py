@@ -46,7 +46,7 @@ class DeviceCode(Frozen, tag="device_code", tag_field="kind"):
     """GPU code inside one file. ``sections`` names where it was found; empty for a file that has none.
 
     ``images`` is the number of fat binaries, about one for each compiled source file; ``sets`` says which codes occur
-    together (the most frequent sets). ``hip`` tells of code for AMD GPUs.
+    together (the most frequent sets). ``hip`` tells of code for AMD GPUs; ``problem`` why the code cannot be read.
     """
 
     sections: tuple[str, ...] = ()
@@ -54,6 +54,7 @@ class DeviceCode(Frozen, tag="device_code", tag_field="kind"):
     images: int = 0
     sets: tuple[ImageSet, ...] = ()
     hip: bool = False
+    problem: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -74,7 +75,8 @@ class Shadowing(Frozen):
     """A library of which another copy lies in the way: ``path``, where ``expected`` is the file's own.
 
     ``via`` says how the other copy is found; ``taken`` whether it is the one that gets loaded. ``version`` is the
-    number in its file's name. ``lacks`` are symbols that are wanted of it and that only the expected copy has.
+    number in its file's name, ``wanted`` that of the expected copy (or of its package). ``lacks`` are symbols that are
+    wanted of it and that only the expected copy has.
     """
 
     name: str
@@ -83,6 +85,7 @@ class Shadowing(Frozen):
     via: str = ""
     taken: bool = True
     version: str = ""
+    wanted: str = ""
     lacks: tuple[str, ...] = ()
 
 

@@ -40,12 +40,16 @@ class CudaLibrary(Known):
 
 
 class SharedLibrary(Known):
-    """A library, by the beginning of its name: what ships it, and what to do when it is not found."""
+    """A library, by the beginning of its name: what ships it, and what to do when it is not found.
+
+    ``strict`` marks a library of which torch refuses an older copy than the one it was built with.
+    """
 
     prefix: str
     ships_in: str
     remedy: str
     driver: bool = False
+    strict: bool = False
 
 
 class LoaderMessage(Known):
