@@ -34,6 +34,7 @@ from kerncheck.model.releases import (
     DriverMessage,
     GpuFile,
     GpuModel,
+    Limits,
     SeamModel,
     TorchFile,
     TorchRelease,
@@ -116,6 +117,10 @@ class Catalog:
         """Return the first row whose words stand in what CUDA or NVML said."""
         said = text.casefold()
         return next((row for row in self.driver.message if row.text in said), None)
+
+    def limits(self, cc: str) -> Limits | None:
+        """Return what every GPU of a capability offers to a block."""
+        return next((row for row in self.gpus.limits if row.cc == cc), None)
 
     def kernel_of(self, distribution: str) -> KernelFile | None:
         """Return the kernel package that ships a distribution."""

@@ -74,6 +74,7 @@ def tables(catalog: Catalog) -> Iterator[tuple[str, str, tuple[Known, ...]]]:
     yield "cuda.toml", "toolkit", catalog.cuda.toolkit
     yield "cuda.toml", "doubt", catalog.cuda.doubt
     yield "gpus.toml", "gpu", catalog.gpus.gpu
+    yield "gpus.toml", "limits", catalog.gpus.limits
     yield "triton.toml", "release", catalog.triton.release
     yield "triton.toml", "hardware", catalog.triton.hardware
     yield "triton.toml", "known_bad", catalog.triton.known_bad

@@ -165,10 +165,23 @@ class SharedMemory(Known):
     bytes: int
 
 
+class Limits(Known):
+    """What every GPU of a capability offers: ``shared_memory`` is the most bytes that one block may ask for.
+
+    ``multiprocessors`` is the number that the GPU named in ``like`` has.
+    """
+
+    cc: str
+    shared_memory: int
+    multiprocessors: int
+    like: str
+
+
 class GpuFile(Frozen):
     """``gpus.toml``."""
 
     shared_memory: tuple[SharedMemory, ...] = ()
+    limits: tuple[Limits, ...] = ()
     gpu: tuple[GpuModel, ...]
 
 
