@@ -302,7 +302,7 @@ def settings_of(row):
     axes = (versions, here.triton.release, (row.when.cc or ("9.0", "10.0"))[:2], (None, "0.1.15"))
     for version, triton, cc, tilelang in itertools.product(*axes):
         packages = {"triton": str(triton.version), "torch": torch, "transformers": "5.16.1"}
-        packages |= {name: version for name in (item.package.distributions if item else ())}
+        packages |= dict.fromkeys(item.package.distributions if item else (), version)
         packages |= {"tilelang": tilelang} if tilelang else {}
         packages = {name: text for name, text in packages.items() if name not in row.when.absent}
         tools = {"nvcc": False, "ptxas": True, "cc": True}

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -200,4 +199,4 @@ def test_the_headers_of_this_interpreter():
         text=True,
         check=True,
     ).stdout.strip()
-    assert bool(found) == os.path.isfile(os.path.join(include, "Python.h"))
+    assert bool(found) == (Path(include) / "Python.h").is_file()

@@ -14,6 +14,7 @@ from kerncheck.versions import flavour, flavour_cuda
 if TYPE_CHECKING:
     from kerncheck.catalog import Catalog
     from kerncheck.checks.registry import Case
+    from kerncheck.model.outcome import Outcome, Say
 
 GO_TO_A_GPU = (
     "run kerncheck on a node with a GPU; without one, `--device emulate` judges the kernels in Triton's interpreter, "
@@ -70,6 +71,15 @@ def torch_facts(environment: Environment, catalog: Catalog) -> TorchFacts | None
         return TorchFacts(version, known=False)
     has_cuda = environment.python.machine == "x86_64" or release.aarch64_cuda
     return TorchFacts(version, release.pypi_cuda if has_cuda else "", how="the matrix, for the wheel on PyPI")
+
+
+def without_cuda(torch: TorchFacts | None, subject: str, say: Say) -> Outcome:
+    """Say why nothing is asked about CUDA: no torch, or a build for something else; an unknown build is not judged."""
+    if torch is None:
+        return say.not_applicable(subject, "torch is not installed (KC101)")
+    if not torch.known:
+        return say.not_judged(subject, f"for which CUDA version torch {torch.version} was built is unknown")
+    return say.not_applicable(subject, f"torch is built for {torch.kind}, so no CUDA version is in question (KC102)")
 
 
 def triton_version(environment: Environment) -> str:

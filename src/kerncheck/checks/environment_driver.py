@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kerncheck.checks.registry import Case, check
-from kerncheck.facts import GO_TO_A_GPU, TorchFacts, has_gpus, runtime, torch_facts
+from kerncheck.facts import GO_TO_A_GPU, TorchFacts, has_gpus, runtime, torch_facts, without_cuda
 from kerncheck.model.base import Missing, NotObservedError, seen
 from kerncheck.model.environment import Gpus
 from kerncheck.model.outcome import Outcome, Say
@@ -44,11 +44,10 @@ def driver_floor(case: Case, say: Say) -> Iterator[Outcome]:
     """
     environment = seen(case.snapshot.environment)
     torch = torch_facts(environment, case.catalog)
-    if torch is None or not torch.cuda:
-        kind = "torch is not installed" if torch is None else f"torch is built for {torch.kind}"
-        yield say.not_applicable("driver", f"{kind}, so no CUDA version asks for a driver")
-    elif case.job.profile == "ci":
+    if case.job.profile == "ci":
         yield say.not_applicable("driver", OUTSIDE["ci"])
+    elif torch is None or not torch.cuda:
+        yield without_cuda(torch, "driver", say)
     else:
         yield from judge_driver(case, torch, say)
 
@@ -88,10 +87,10 @@ def older_minor(case: Case, torch: TorchFacts, driver: Version, say: Say) -> Ite
     """Note what minor-version compatibility leaves out: a driver of the major that is older than the toolkit."""
     ships = next((row for row in case.catalog.cuda.toolkit if row.version == torch.cuda), None)
     needs = parse(ships.driver_ga) if ships else None
-    if needs is not None and driver < needs:
+    if ships is not None and needs is not None and driver < needs:
         message = (
-            f"driver {driver} is older than CUDA {torch.cuda}, which came with {needs}: precompiled kernels run, PTX "
-            "compilation and new features may not"
+            f"driver {driver_version(case)[0]} is older than CUDA {torch.cuda}, which came with {ships.driver_ga}: "
+            "precompiled kernels run, PTX compilation and new features may not"
         )
         yield say.note("driver", message, "declared")
 
@@ -104,7 +103,7 @@ def too_old(torch: TorchFacts, driver: str, offers: str, floor: DriverFloor, say
         f"torch {torch.version} is built for CUDA {torch.cuda} (needs driver >= {floor.branch}), found driver {driver}"
         f"{offered}",
         found=f"driver {driver}{offered}",
-        wanted=f"driver >= {floor.exact}",
+        wanted=f"driver >= {floor.branch}",
         remedy="install the torch build for the driver's CUDA major (cu126 or cu128 for 12.x; with uv also "
         f"`--reinstall-package torch`), or driver >= {floor.branch} on the host",
         evidence="declared",
@@ -236,8 +235,7 @@ def torch_sees(case: Case, say: Say) -> Iterator[Outcome]:
     if case.job.profile in OUTSIDE:
         yield say.not_applicable("torch.cuda", OUTSIDE[case.job.profile])
     elif torch is None or not torch.cuda:
-        kind = "torch is not installed" if torch is None else f"torch is built for {torch.kind}"
-        yield say.not_applicable("torch.cuda", f"{kind} (KC101, KC102)")
+        yield without_cuda(torch, "torch.cuda", say)
     elif seen_by_torch is None:
         raise NotObservedError(unobserved(case))
     else:

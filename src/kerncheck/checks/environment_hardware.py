@@ -16,6 +16,7 @@ from kerncheck.facts import (
     setting,
     torch_facts,
     triton_version,
+    without_cuda,
     without_devices,
 )
 from kerncheck.matching import applies
@@ -62,8 +63,7 @@ def torch_architectures(case: Case, say: Say) -> Iterator[Outcome]:
     if case.job.profile == "ci":
         yield say.not_applicable("GPU", ON_THE_CPU)
     elif torch is None or not torch.cuda:
-        kind = "torch is not installed" if torch is None else f"torch is built for {torch.kind}"
-        yield say.not_applicable("GPU", f"{kind} (KC101, KC102)")
+        yield without_cuda(torch, "GPU", say)
     elif not devices(case):
         reason, remedy = without_devices(case)
         yield say.not_judged("GPU", reason, remedy=remedy)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from packaging.version import Version
+
 from kerncheck.checks.environment_driver import OUTSIDE
 from kerncheck.checks.registry import Case, check
 from kerncheck.facts import has_gpus
@@ -14,8 +16,6 @@ from kerncheck.model.outcome import Outcome, Say
 from kerncheck.versions import parse
 
 if TYPE_CHECKING:
-    from packaging.version import Version
-
     from kerncheck.model.environment import Environment
 
 
@@ -57,13 +57,13 @@ def judge_libcuda(case: Case, environment: Environment, library: DriverLibrary, 
     loaded = parse(library.version)
     if "/compat" in library.target and loaded and driver and loaded.major != driver.major:
         return compat_in_use(case, library, gpus, say)
-    newest = max((version for path in library.compat if (version := compat_version(path))), default=None)
-    if newest and driver and newest > driver and "/compat" not in library.target:
-        return compat_unused(library, newest, driver, say)
+    newest = max(library.compat, key=compat_version, default="")
+    if newest and driver and compat_version(newest) > driver and "/compat" not in library.target:
+        return compat_unused(library, newest.rpartition(".so.")[2], gpus.driver, say)
     return say.passed("libcuda", f"libcuda.so.1 is {library.path} ({library.via})")
 
 
-def compat_unused(library: DriverLibrary, newest: Version, driver: Version, say: Say) -> Outcome:
+def compat_unused(library: DriverLibrary, newest: str, driver: str, say: Say) -> Outcome:
     """Say that newer compat libraries are installed and not the ones that are taken."""
     return say.failed(
         "libcuda",
@@ -77,9 +77,9 @@ def compat_unused(library: DriverLibrary, newest: Version, driver: Version, say:
     )
 
 
-def compat_version(path: str) -> Version | None:
-    """Return the version in the name of a compat library."""
-    return parse(path.rpartition(".so.")[2])
+def compat_version(path: str) -> Version:
+    """Return the version in the name of a compat library; 0 for a name without one."""
+    return parse(path.rpartition(".so.")[2]) or Version("0")
 
 
 def no_libcuda(environment: Environment, say: Say) -> Outcome:
