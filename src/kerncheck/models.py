@@ -160,7 +160,7 @@ def read_config(path: Path) -> dict[str, Any]:
 def folder_of(model_types: tuple[str, ...], catalog: Catalog) -> str:
     """Return the model folder of transformers: the one with known seams, else the outer model type itself."""
     bases = [kind.removesuffix("_text").replace("-", "_") for kind in model_types]
-    folder = next((base for base in bases if catalog.seam_rows(base)), bases[-1])
+    folder = next((base for base in bases if catalog.seam_rows(base)), bases[-1] if bases else "")
     return folder if folder.isidentifier() else ""
 
 

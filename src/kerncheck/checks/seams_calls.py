@@ -120,17 +120,17 @@ def not_run(need: Need, run: Entered, say: Say) -> Outcome:
 
 def judged_by_count(case: Case, run: Entered, need: Need, item: Binding, say: Say) -> Outcome:
     """Judge one op by the layers that entered it and by what that launched."""
-    entries = tuple(entry for entry in run.of(need.op) if set(entry.ran) & {"package", "hub"})
+    every = run.of(need.op)
+    entries = tuple(entry for entry in every if set(entry.ran) & {"package", "hub"})
     if run.problem is not None:
         return say.not_judged(need.op, f"the run ended early (KC310): {run.problem.exception}: {run.problem.message}")
-    due = due_layers(case, run, need)
-    absent = sorted(due - {entry.layer for entry in run.of(need.op)})
-    if not entries and replaced_by_sibling(run, item):
+    if every and not entries:
+        return say.not_judged(need.op, "something else was executed in its place (KC302)", required=False)
+    if not every and replaced_by_sibling(run, item):
         return say.note(need.op, f"{item.package} is entered through another of its ops in this phase", evidence(run))
+    absent = sorted(due_layers(case, run, need) - {entry.layer for entry in every})
     if absent:
         return missing(need, item, f"never entered by built layers {', '.join(map(str, absent))}", run, say)
-    if not entries:
-        return say.not_judged(need.op, "something else was executed in its place (KC302)", required=False)
     silent = silent_entries(case, run, need, entries)
     if silent:
         return missing(need, item, silent, run, say)
