@@ -41,10 +41,11 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style and formatting."""
+    """Check style and formatting, of the Dockerfile too."""
     session.install(*nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "lint"))
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
+    session.run("hadolint", "Dockerfile")
 
 
 @nox.session
