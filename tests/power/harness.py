@@ -174,9 +174,8 @@ def run_nulls(count: int, jobs: int) -> bool:
         values = margins(lane)
         above = [item for item in values if item[0] > 1]
         warned = sum(value > 0.5 for value, _ in values)
-        print(
-            f"null {lane.name}: {count} seeds, {len(values)} tensors, {len(above)} above 1, {warned} above 0.5; largest:"
-        )
+        counts = f"{len(values)} tensors, {len(above)} above 1, {warned} above 0.5"
+        print(f"null {lane.name}: {count} seeds, {counts}; largest:")
         for value, place in values[:8]:
             print(f"    {value:.2f} {place}")
         good = good and not above

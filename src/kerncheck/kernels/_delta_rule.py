@@ -24,7 +24,8 @@ EPSILON = 1e-6  # of the l2 norm inside the kernels, under the root: fla 0.6.0, 
 CHUNK = 64  # fla 0.6.0's default chunk_size, ops/gated_delta_rule/chunk.py
 Power = Callable[[Tensor], Tensor]
 Pair = tuple[Tensor, Tensor]
-SEGMENT = 64  # tokens between the states that are kept when a long recurrence is differentiated
+SEGMENT = 16  # tokens between the states that are kept when a large recurrence is differentiated
+LARGE = 2**28  # bytes of states beyond which only those are kept and the others computed again
 
 
 def gates(regime: str, shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
@@ -94,12 +95,12 @@ def steps(state: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tenso
 
 
 def recurrence(inputs: dict[str, Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
-    """The truth for one sequence: token by token, in the dtype given (fp64); keeps few states when it is long."""
+    """The truth for one sequence: token by token, in the dtype given (fp64); keeps few states when it is large."""
     heads = inputs["v"].shape[2]
     q = shared(unit(inputs["q"]), heads) * inputs["q"].shape[-1] ** -0.5
     k = shared(unit(inputs["k"]), heads)
     rest = (q, k, inputs["v"], inputs["g"], inputs["beta"])
-    if q.shape[1] <= 8 * SEGMENT:
+    if state.numel() * state.element_size() * q.shape[1] <= LARGE:
         return steps(state, *rest)
     outputs = []
     for pieces in zip(*(x.split(SEGMENT, 1) for x in rest), strict=True):

@@ -37,7 +37,7 @@ class Run:
 
 
 @contextlib.contextmanager
-def poisoned(fill: bool) -> Iterator[None]:  # noqa: FBT001 - reads as poisoned(True)
+def poisoned(*, fill: bool) -> Iterator[None]:
     """Fill memory that torch allocates without a value with NaN, so that what a kernel leaves unwritten shows.
 
     The fill is done in ATen and reaches compiled extensions too; it comes with deterministic algorithms, which is why
@@ -123,10 +123,10 @@ class Fused:
         weights = {name: w.detach().clone() for name, w in weights.items()}
         watched = {**{name: x.detach() for name, x in given.items()}, **{f"d{name}": w for name, w in weights.items()}}
         kept = {name: x.clone() for name, x in watched.items()}
-        with poisoned(fill), self.watch(plan) as forward:
+        with poisoned(fill=fill), self.watch(plan) as forward:
             run = Run(outputs=self.form.call(self.function, given, plan))
             self.device.synchronize()
-        with poisoned(fill), self.watch(plan) as backward:
+        with poisoned(fill=fill), self.watch(plan) as backward:
             try:
                 differentiate(run, given, weights, plan["upstream"])
                 self.device.synchronize()
