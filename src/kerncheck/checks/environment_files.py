@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from kerncheck.model.environment import Distribution, Environment, Owner, SharedFile
 
 FAMILY = re.compile(r"(?P<base>nvidia-.+)-(?P<family>cu\d\d)$")
-ADVICE = "remove both families, then reinstall torch with --force-reinstall --no-cache-dir, so that it brings its own"
 
 
 @check("KC114", "NVIDIA's libraries are of one CUDA family, the one that torch pins", needs=("environment",))
@@ -46,7 +45,7 @@ def families(case: Case, say: Say) -> Iterator[Outcome]:
         return
     found = sorted({FAMILY.sub(r"\g<family>", name) for name in libraries})
     if len(found) > 1:
-        yield mixed(libraries, found, say)
+        yield mixed(environment, libraries, found, say)
     findings = [*pins(environment, say), *linker(libraries, say)]
     yield from findings
     if len(found) == 1 and not findings:
@@ -55,15 +54,22 @@ def families(case: Case, say: Say) -> Iterator[Outcome]:
         )
 
 
-def mixed(libraries: dict[str, str], found: list[str], say: Say) -> Outcome:
-    """Say that several families are installed side by side."""
+def mixed(environment: Environment, libraries: dict[str, str], found: list[str], say: Say) -> Outcome:
+    """Say that several families are installed side by side, and which of them torch does not pin."""
+    torch = environment.find("torch")
+    pinned = {item.name for item in applying(torch.requires if torch else (), environment)} & set(libraries)
+    own = {FAMILY.sub(r"\g<family>", name) for name in pinned}
+    foreign = [name for name in sorted(libraries) if FAMILY.sub(r"\g<family>", name) not in own] if own else []
     named = ", ".join(f"{name} {version}" for name, version in sorted(libraries.items()))
     return say.failed(
         "NVIDIA libraries",
         f"libraries of {' and '.join(found)} lie side by side",
         found=named,
         wanted="one family, the one that torch pins",
-        remedy=ADVICE,
+        remedy=f"`pip uninstall {' '.join(foreign)}`, then reinstall those that torch pins, whose files go with them: "
+        f"`pip install --force-reinstall --no-deps {' '.join(sorted(pinned))}`"
+        if foreign
+        else "keep the family of torch's CUDA version only: reinstall torch in a fresh environment",
         severity="warning",
         source="cases of mixed families in public reports; marin-community/marin#7344",
     )
