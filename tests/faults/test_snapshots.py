@@ -162,7 +162,7 @@ def test_every_file_has_its_test():
 
 @pytest.mark.parametrize("options", [(), ("--model", "qwen")])
 def test_the_example_with_a_known_bad_triton_names_the_range_and_the_cure(tmp_path, options):
-    machine = json.loads((EXAMPLES / "h100-known-bad.json").read_text())
+    machine = json.loads((EXAMPLES / "h100.json").read_text())
     code, report = judged(machine, tmp_path, *options)
     assert (code, findings(report)) == (1, {"KC112"})
     for words in ("chunk_gated_delta_rule", "backward", "Triton >= 3.4.0 and < 3.7.1", "torch >= 2.12.1", "0.5.2"):
@@ -171,7 +171,7 @@ def test_the_example_with_a_known_bad_triton_names_the_range_and_the_cure(tmp_pa
 
 @pytest.mark.parametrize("options", [(), ("--model", "qwen")])
 def test_the_sound_example_has_no_finding(tmp_path, options):
-    machine = json.loads((EXAMPLES / "h200-sound.json").read_text())
+    machine = json.loads((EXAMPLES / "h200.json").read_text())
     code, report = judged(machine, tmp_path, *options)
     assert findings(report) == set()
     assert code == 3  # the file does not hold what torch itself says: nothing unobserved is passed
