@@ -152,9 +152,7 @@ def shadow_verdict(case: Case, say: Say, subject: Subject, shadow: Shadowing) ->
         f"{shadow.name}, which {subject.name} needs, {verb} {shadow.path}{version} via {shadow.via}{lacks}",
         found=f"{shadow.path}{version}{lacks}",
         wanted=shadow.expected,
-        remedy=f"take {PurePath(shadow.path).parent} out of {shadow.via}, so that {shadow.expected} is found"
-        if shadow.via.startswith("LD_")
-        else f"let {shadow.expected} be found first; it is found through {shadow.via} now",
+        remedy=f"take {PurePath(shadow.path).parent} out of {shadow.via}, so that {shadow.expected} is found",
         severity="error" if shadow.taken and (shadow.lacks or strict) else "warning",
         source="pytorch/pytorch#134929, #119932",
     )

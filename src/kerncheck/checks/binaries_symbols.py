@@ -28,11 +28,15 @@ class Group:
 
 
 def groups(case: Case, file: BinaryFile, abi: str) -> list[Group]:
-    """Return the undefined symbols of a file by meaning; those that a shadowed library lacks are told by KC232."""
+    """Return the undefined symbols of a file by meaning.
+
+    Those that a shadowed library lacks are told by KC232, those of a version that is not there by KC233.
+    """
     told = {symbol for shadow in file.shadowed if shadow.taken for symbol in shadow.lacks}
+    absent = {item.version for item in file.unmet}
     found: dict[str, list[Unresolved]] = {}
     for item in file.unresolved:
-        if item.symbol not in told:
+        if item.symbol not in told and item.version not in absent:
             found.setdefault(key_of(case, item, abi), []).append(item)
     return [group_of(case, key, items) for key, items in found.items()]
 

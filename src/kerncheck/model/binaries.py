@@ -96,7 +96,7 @@ class BinaryFile(Frozen):
     of ``torch``'s libraries. ``header`` is word size and processor in words, ``module`` the name it is imported by.
     ``unread`` are libraries it needs that were found and are damaged. ``elsewhere`` maps a needed name that the loader
     does not find to a file of that name in the environment. ``siblings`` are symbols that only another file of the
-    same package exports, ``outside`` those that torch exports in libraries that this file does not name as needed.
+    same package exports, which the package may load first.
     """
 
     path: str
@@ -113,9 +113,7 @@ class BinaryFile(Frozen):
     rpath: tuple[str, ...] = ()
     runpath: tuple[str, ...] = ()
     unresolved: tuple[Unresolved, ...] = ()
-    undefined: int = 0
     siblings: tuple[str, ...] = ()
-    outside: dict[str, str] = {}
     unmet: tuple[UnmetVersion, ...] = ()
     shadowed: tuple[Shadowing, ...] = ()
     device: DeviceCode | Missing = NOT_LOOKED

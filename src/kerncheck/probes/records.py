@@ -51,7 +51,7 @@ class Records:
         if self._claims is None:
             self._claims = {}
             for name, version, entry, folder in self.folders():
-                for file, sha256, size in lines(folder):
+                for file, sha256, size in () if patched_later(folder) else lines(folder):
                     claim = {"distribution": name, "version": version, "sha256": sha256, "size": size}
                     place = os.path.realpath(os.path.join(entry, file))
                     self._claims.setdefault(place, []).append(claim)
@@ -81,6 +81,15 @@ def distributions(entry: str) -> Iterator[tuple[str, str, str, str]]:
         match = INFO.fullmatch(name)
         if match:
             yield canonical(match["name"]), match["version"], entry, os.path.join(entry, name)
+
+
+def patched_later(folder: str) -> bool:
+    """Tell whether a distribution's files may differ from its RECORD: conda relocates them after it is written."""
+    try:
+        with open(os.path.join(folder, "INSTALLER"), encoding="utf-8", errors="replace") as file:
+            return file.read(64).strip() == "conda"
+    except OSError:
+        return False
 
 
 def canonical(name: str) -> str:

@@ -9,6 +9,8 @@ from kerncheck.probes.elf import BadFileError, SharedObject
 from kerncheck.probes.loader import Loader
 
 BY_VARIABLE = ("LD_LIBRARY_PATH", "LD_PRELOAD")
+BY_THE_FILE = ("RPATH", "RUNPATH", "torch's own search")
+"""How a file or torch itself leads to the copy that belongs to it; the system's folders may hold any copy."""
 
 
 def shadowed(item: SharedObject, loader: Loader, watched: tuple[str, ...], folders: list[str]) -> list[dict[str, Any]]:
@@ -30,9 +32,9 @@ def brought(name: str, folders: list[str]) -> bool:
 def one(item: SharedObject, name: str, loader: Loader) -> dict[str, Any] | None:
     """Compare the copies of one library: that which gets loaded, the file's own, and those that variables bring."""
     candidates = list(loader.candidates(name, item))
-    own = next((path for path, how in candidates if how not in BY_VARIABLE), "")
+    own = next((path for path, how in candidates if how in BY_THE_FILE), "")
     path, via = loader.find(name, item)
-    if own and path and not same(path, own):
+    if own and via in BY_VARIABLE and not same(path, own):
         return answer(item, path, own, via, loader) | {"taken": True}
     other = next((place for place, how in candidates if how in BY_VARIABLE and not same(place, own)), "")
     return answer(item, other, own, BY_VARIABLE[0], loader) | {"taken": False} if own and other else None

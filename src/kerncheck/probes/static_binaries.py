@@ -41,11 +41,21 @@ class State:
         self.nvidia = nvidia_folders(self.path)
         self.loader = Loader(found["executable"])
         self._torch: list[SharedObject] | None = None
+        self._interpreter: list[SharedObject] | None = None
 
     @property
     def header(self) -> str:
         """Word size and processor of the judged interpreter, empty where it cannot be read."""
         return self.loader.program.image.header.text if self.loader.program else ""
+
+    @property
+    def interpreter(self) -> list[SharedObject]:
+        """The interpreter's program and its libraries: a shared libpython, if it has one."""
+        if self._interpreter is None:
+            loader = Loader()
+            self._interpreter = [*loader.load(self.found["executable"])]
+            self._interpreter += [self.loader.program] if self.loader.program else []
+        return self._interpreter
 
     @property
     def torch(self) -> list[SharedObject]:
@@ -214,16 +224,14 @@ def described(
     except BadFileError as error:
         return unreadable(item.path, package, role, str(error))
     device = device_code(item.image) if role != "dependency" or item.path in own else {"kind": "device_code"}
-    unread = {
-        need["name"]: state.loader.problems[need["path"]]
-        for need in found["needed"]
-        if need["path"] in state.loader.problems
-    }
-    missing = [need["name"] for need in found["needed"] if not need["path"]]
-    kept, siblings = apart([] if unread else found["unresolved"], own, state)
+    unread = damaged(found["needed"], state)
+    missing = [need["name"] for need in found["needed"] if not need["path"] and need["name"] not in unread]
+    unresolved = [] if unread else [*found["unresolved"], *of_python(item, state)]
+    kept, siblings = apart(unresolved, own, state)
     return {
         **cleaned(found),
         **header_of(item),
+        "needed": [need for need in found["needed"] if need["name"] not in unread],
         "unread": unread,
         "elsewhere": {name: place for name in missing if (place := elsewhere(name, state))},
         "unresolved": kept,
@@ -232,6 +240,23 @@ def described(
         "device": device,
         **recorded(item.path, state),
     }
+
+
+def damaged(needed: list[dict[str, Any]], state: State) -> dict[str, str]:
+    """Return those needed libraries that were found and cannot be read, with the reason."""
+    by_name = {os.path.basename(path): reason for path, reason in state.loader.problems.items()}
+    found = ((need["name"], state.loader.problems.get(need["path"], "")) for need in needed)
+    return {name: reason or by_name[name] for name, reason in found if reason or name in by_name}
+
+
+def of_python(item: SharedObject, state: State) -> list[dict[str, Any]]:
+    """Return the names of Python's C API that a file wants and that this interpreter does not export."""
+    program = state.loader.program
+    libraries = [other for other in state.interpreter if other.soname.startswith("libpython") or other is program]
+    if not any(exports(other, "PyModule_Create2") for other in libraries):
+        return []
+    names = (name for name, _ in item.undefined() if name.startswith(binaries.INTERPRETER_SYMBOLS))
+    return [{"symbol": name} for name in names if not any(exports(other, name) for other in libraries)]
 
 
 def apart(unresolved: list[dict[str, Any]], own: list[str], state: State) -> tuple[list[dict[str, Any]], list[str]]:
