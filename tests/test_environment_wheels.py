@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from machines import SOUND, distributions, environment, one, statuses
+from machines import SOUND, distributions, environment, one, said, statuses
 
-from kerncheck.model.environment import Python
+from kerncheck.model.environment import Python, Tool
 from kerncheck.model.snapshot import Snapshot
 
 
@@ -61,3 +61,41 @@ def test_kc121_pairs_that_exclude_each_other(versions, status):
 @pytest.mark.parametrize("code", ["KC120", "KC121"])
 def test_unobserved_is_never_a_pass(code):
     assert statuses(code, Snapshot()) == {"not_judged"}
+
+
+NVCC = Tool(path="/usr/local/cuda/bin/nvcc", version="12.2.140", via="PATH")
+
+
+@pytest.mark.parametrize(
+    ("torch", "deepspeed", "nvcc", "status"),
+    [
+        ("2.0.1+cu117", "0.14.0", NVCC, "failed"),
+        ("2.9.1+cu128", "0.14.0", NVCC, "passed"),
+        ("2.4.0+cu122", "0.14.0", NVCC, "passed"),
+        ("2.0.1+cu117", None, NVCC, "not_applicable"),
+        ("2.0.1+cu117", "0.14.0", Tool(), "not_applicable"),
+        ("2.14.1+cpu", "0.14.0", NVCC, "not_applicable"),
+        ("2.9.1+cu128", "0.14.0", Tool(path="/x/nvcc", problem="no answer"), "not_judged"),
+    ],
+)
+def test_kc122_nvcc_for_packages_that_build_at_run_time(torch, deepspeed, nvcc, status):
+    outcome = one("KC122", machine({"torch": torch, "deepspeed": deepspeed}, nvcc=nvcc))
+    assert outcome.status == status
+    assert status != "failed" or (outcome.severity, "CUDA_HOME" in outcome.remedy) == ("warning", True)
+
+
+@pytest.mark.parametrize(
+    ("flash", "xformers", "status"),
+    [
+        ("2.8.0.post2", "0.0.30", "failed"),
+        ("2.7.4.post1", "0.0.30", "passed"),
+        ("2.6.3", "0.0.30", "failed"),
+        ("2.8.0.post2", "0.0.31", "passed"),
+        ("2.8.3", "0.0.32.post2", "failed"),
+        ("2.8.3", "0.0.33", "passed"),
+    ],
+)
+def test_kc121_the_window_of_xformers_minds_post_releases(flash, xformers, status):
+    outcomes = said("KC121", machine({"flash-attn": flash, "xformers": xformers}))
+    assert ("failed" in {outcome.status for outcome in outcomes}) == (status == "failed")
+    assert all(outcome.severity == "warning" for outcome in outcomes if outcome.status == "failed")

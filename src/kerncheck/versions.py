@@ -30,6 +30,12 @@ def holds(wanted: SpecifierSet, text: str) -> bool | None:
     return answer
 
 
+def shown(wanted: SpecifierSet) -> str:
+    """Return a range as people write it, the lower bound first (a specifier set has no order of its own)."""
+    parts = sorted(wanted, key=lambda part: (parse(part.version.removesuffix(".*")) or Version("0"), part.operator))
+    return ",".join(f"{part.operator}{part.version}" for part in parts)
+
+
 def same_release(left: str, right: str) -> bool | None:
     """Tell whether two versions name one release, local tags (``+cu128``) aside; None when one is no version."""
     first, second = parse(left), parse(right)

@@ -12,6 +12,7 @@ from kerncheck.invariants import EVERY_OP
 from kerncheck.matching import Answer, applies, covers
 from kerncheck.model.base import seen
 from kerncheck.model.outcome import Outcome, Say
+from kerncheck.versions import shown
 
 if TYPE_CHECKING:
     from kerncheck.model.environment import Environment
@@ -141,8 +142,8 @@ def is_about(row: KnownBad, device: Device) -> bool:
 def wanted(match: Match) -> str:
     """Return a row's combination of ranges."""
     row = match.row
-    parts = [f"{match.distribution} {row.versions}".strip()]
-    parts += [f"{name} {versions}".strip() for name, versions in row.when.packages.items()]
+    parts = [f"{match.distribution} {shown(row.versions)}".strip()]
+    parts += [f"{name} {shown(versions)}".strip() for name, versions in row.when.packages.items()]
     gpus = f" on capability {', '.join(row.when.cc)}" if row.when.cc else ""
     return " with ".join(parts) + gpus
 

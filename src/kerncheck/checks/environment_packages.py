@@ -15,7 +15,7 @@ from kerncheck.matching import applies
 from kerncheck.model.base import seen
 from kerncheck.model.outcome import Outcome, Say, Severity
 from kerncheck.requirements import applying
-from kerncheck.versions import flavour, holds, minor, same_release
+from kerncheck.versions import flavour, holds, minor, same_release, shown
 
 if TYPE_CHECKING:
     from kerncheck.model.environment import Distribution, Environment
@@ -191,12 +191,13 @@ def outside(environment: Environment, distribution: Distribution, demand: Demand
     """Say that a neighbour is outside of the range that a distribution wants."""
     version = installed_version(environment, demand.name)
     through = " (through the torch that ships it)" if demand.name == "triton" else ""
-    change = f"install {demand.name} {demand.versions}{through}" if demand.name != "python" else "use such a Python"
+    wanted = shown(demand.versions)
+    change = f"install {demand.name} {wanted}{through}" if demand.name != "python" else "use such a Python"
     return say.failed(
         f"{distribution.name}: {demand.name}",
-        f"{distribution.name} {distribution.version} wants {demand.name} {demand.versions}, found {version}",
+        f"{distribution.name} {distribution.version} wants {demand.name} {wanted}, found {version}",
         found=f"{demand.name} {version}",
-        wanted=f"{demand.name} {demand.versions} (by {demand.who})",
+        wanted=f"{demand.name} {wanted} (by {demand.who})",
         remedy=f"{change}, or a {distribution.name} whose range holds {demand.name} {version}",
         severity=demand.severity,
     )
@@ -366,9 +367,9 @@ def outside_window(case: Case, transformers: Distribution, kernels: str, wanted:
     doubt = f" ({row.uncertain})" if row and row.uncertain else ""
     return say.failed(
         "kernels",
-        f"transformers {transformers.version} wants kernels {wanted}, found {kernels}: it loads no Hub kernels",
+        f"transformers {transformers.version} wants kernels {shown(wanted)}, found {kernels}: it loads no Hub kernels",
         found=f"kernels {kernels}",
-        wanted=f"kernels {wanted}",
+        wanted=f"kernels {shown(wanted)}",
         remedy=f"pip install 'transformers[kernels]=={transformers.version}'; where no such release of kernels can be "
         f"found{doubt}, remove kernels: the model then binds the kernel packages themselves",
         source="huggingface/transformers#47630; huggingface/transformers#47312",

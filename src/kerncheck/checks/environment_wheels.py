@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from kerncheck.checks.registry import Case, check
 from kerncheck.facts import torch_facts
 from kerncheck.model.base import seen
+from kerncheck.model.environment import Tool
 from kerncheck.model.outcome import Outcome, Say
 from kerncheck.versions import holds, minor, parse, same_release
 
@@ -107,29 +108,81 @@ def conflicts(case: Case, say: Say) -> Iterator[Outcome]:
     Keep the two in different environments, or take versions whose ranges meet.
     """
     environment = seen(case.snapshot.environment)
-    asked = 0
+    pairs: dict[tuple[str, str], list[Conflict]] = {}
     for item in case.catalog.kernels.values():
         name = item.package.distributions[0]
-        for row in item.conflict:
-            if environment.version(name) and environment.version(row.other):
-                asked += 1
-                yield judge_conflict(environment, name, row, say)
-    if not asked:
+        for row in item.conflict if environment.version(name) else ():
+            if environment.version(row.other):
+                pairs.setdefault((name, row.other), []).append(row)
+    for (name, other), rows in pairs.items():
+        yield judge_pair(environment, name, other, rows, say)
+    if not pairs:
         yield say.not_applicable("pairs", "no pair of packages is installed that could exclude each other")
 
 
-def judge_conflict(environment: Environment, name: str, row: Conflict, say: Say) -> Outcome:
-    """Judge one pair."""
-    left, right = environment.version(name), environment.version(row.other)
-    if not (holds(row.versions, left) and holds(row.other_versions, right)):
-        return say.passed(f"{name} and {row.other}", f"{name} {left} and {row.other} {right} go together", "declared")
+def judge_pair(environment: Environment, name: str, other: str, rows: list[Conflict], say: Say) -> Outcome:
+    """Judge one pair by all rows that speak of it."""
+    left, right = environment.version(name), environment.version(other)
+    row = next((row for row in rows if holds(row.versions, left) and holds(row.other_versions, right)), None)
+    if row is None:
+        return say.passed(f"{name} and {other}", f"{name} {left} and {other} {right} go together", "declared")
     return say.failed(
-        f"{name} and {row.other}",
-        f"{name} {left} and {row.other} {right} exclude each other: {row.reason}",
-        found=f"{name} {left}, {row.other} {right}",
+        f"{name} and {other}",
+        f"{name} {left} and {other} {right} exclude each other: {row.reason}",
+        found=f"{name} {left}, {other} {right}",
         wanted="one of the two, or versions whose requirements meet",
         remedy="keep them in different environments, or take versions whose ranges meet",
         evidence="declared",
         severity=row.severity,
         source=row.source,
+    )
+
+
+@check("KC122", "nvcc is of torch's CUDA major, where kernels are built at run time", needs=("environment",))
+def nvcc_for_builders(case: Case, say: Say) -> Iterator[Outcome]:
+    """Judge nvcc where a package compiles CUDA code when it is first used.
+
+    What it checks
+    The CUDA version of nvcc against that of torch, if a package is installed that builds its own kernels at run time
+    (DeepSpeed's FusedAdam and CPUAdam). Without such a package, or without nvcc, nothing is asked.
+
+    Why it matters
+    Another CUDA major ends the build ("does not match the version torch was compiled with"). Another minor is fine.
+
+    Example
+    nvcc of CUDA 12.2, torch for CUDA 11.7, DeepSpeed installed.
+
+    How to fix
+    Point CUDA_HOME at a toolkit of torch's CUDA major, or install the torch of nvcc's.
+    """
+    environment = seen(case.snapshot.environment)
+    torch = torch_facts(environment, case.catalog)
+    builders = [name for name in ("deepspeed",) if environment.version(name)]
+    nvcc = environment.nvcc
+    if not builders or torch is None or not torch.cuda:
+        yield say.not_applicable("nvcc", "no package is installed that compiles CUDA code at run time for this torch")
+    elif isinstance(nvcc, Tool) and not nvcc.path:
+        yield say.not_applicable("nvcc", "there is no nvcc: only what is prebuilt can be used")
+    else:
+        yield judge_nvcc(seen(nvcc), torch, builders[0], say)
+
+
+def judge_nvcc(nvcc: Tool, torch: TorchFacts, builder: str, say: Say) -> Outcome:
+    """Compare the CUDA versions of nvcc and torch."""
+    here, wanted = minor(nvcc.version), minor(torch.cuda)
+    if here is None or wanted is None:
+        return say.not_judged("nvcc", f"the version of {nvcc.path} is not known ({nvcc.problem})", required=False)
+    message = f"nvcc is of CUDA {here[0]}.{here[1]}, torch of {torch.cuda}"
+    if here == wanted:
+        return say.passed("nvcc", message)
+    if here[0] == wanted[0]:
+        return say.passed("nvcc", f"{message}: another minor of one major builds extensions that load")
+    return say.failed(
+        "nvcc",
+        f"{message}: {builder} cannot build its kernels",
+        found=f"{nvcc.path} {nvcc.version} ({nvcc.via})",
+        wanted=f"an nvcc of CUDA {wanted[0]}",
+        remedy=f"set CUDA_HOME to a toolkit of CUDA {wanted[0]}, or build {builder} with its ops ahead",
+        severity="warning",
+        source="deepspeedai/DeepSpeed#3223; deepspeedai/DeepSpeed#2902; deepspeedai/DeepSpeed#3706",
     )
