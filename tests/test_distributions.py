@@ -165,6 +165,14 @@ def test_large_distributions_are_left_out_and_files_beyond_the_budget_are_not_ha
     assert [item["sha256"] for item in distributions.shared_files(found, [])] == [""]
 
 
+def test_libraries_come_first_when_there_are_many_files(tmp_path, monkeypatch):
+    for name, content in (("nvidia-nvtx-cu11", b"one"), ("nvidia-nvtx-cu12", b"two")):
+        install(tmp_path, name, "1.0", files={"a.h": content, "lib.so.1": content * 9, "b.h": content})
+    found = distributions.scan([str(tmp_path)], OPTIONS["names"], OPTIONS["prefixes"])
+    monkeypatch.setattr(distributions, "MOST_FILES", 2)
+    assert [item["path"] for item in distributions.shared_files(found, [])] == ["lib.so.1", "a.h"]
+
+
 def test_torchs_build_from_its_own_file(tmp_path):
     (tmp_path / "version.py").write_text(
         "from typing import Optional\n__version__ = '2.14.1+cu130'\ncuda: Optional[str] = '13.0'\n"

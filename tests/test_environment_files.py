@@ -79,6 +79,19 @@ def test_kc115_only_the_content_that_torch_requires_is_less_than_an_error(sha256
     assert one("KC115", shared(sha256, requires=requires)).severity == severity
 
 
+def test_kc115_many_files_of_the_same_owners_are_one_finding_that_names_a_library():
+    header = SharedFile(path="nvidia/nccl/include/nccl.h", owners=(CU12, CU13), sha256="twelve")
+    library = SharedFile(path=NCCL, owners=(CU12, CU13), sha256="twelve")
+    outcome = one("KC115", machine(shared_files=(header, header, library)))
+    assert outcome.subject == NCCL
+    assert "(and 2 more files)" in outcome.message
+
+
+def test_kc115_shared_headers_alone_are_a_warning():
+    header = SharedFile(path="nvidia/nccl/include/nccl.h", owners=(CU12, CU13), sha256="twelve")
+    assert one("KC115", machine(shared_files=(header,))).severity == "warning"
+
+
 def test_kc115_no_shared_file_and_no_look():
     assert statuses("KC115", machine()) == {"passed"}
     assert statuses("KC115", machine(shared_files=Missing(reason="not read"))) == {"not_judged"}

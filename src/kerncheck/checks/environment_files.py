@@ -137,32 +137,41 @@ def shared_files(case: Case, say: Say) -> Iterator[Outcome]:
     """
     environment = seen(case.snapshot.environment)
     shared = seen(environment.shared_files)
+    by_owners: dict[tuple[str, ...], list[SharedFile]] = {}
     for item in shared:
-        yield judge_owners(environment, item, say)
+        by_owners.setdefault(tuple(sorted(owner.name for owner in item.owners)), []).append(item)
+    for files in by_owners.values():
+        yield judge_owners(environment, files, say)
     if not shared:
         yield say.passed("files", "no file of the distributions of interest has two owners")
 
 
-def judge_owners(environment: Environment, item: SharedFile, say: Say) -> Outcome:
-    """Judge one file: wrong unless its content is that of the owner which torch requires."""
+def judge_owners(environment: Environment, files: list[SharedFile], say: Say) -> Outcome:
+    """Judge the files that the same distributions claim: wrong unless the content is the one that torch requires."""
+    item = next((file for file in files if ".so" in file.path), files[0])
     content = next((owner for owner in item.owners if item.sha256 and owner.sha256 == item.sha256), None)
-    claims = " and ".join(f"{owner.name} {owner.version}" for owner in item.owners)
     wanted = torchs_own(environment, item.owners)
-    right = content is not None and content == wanted
+    harmless = ".so" not in item.path or (content is not None and content == wanted)
     told = f"content matches {content.name} {content.version}" if content else "content matches neither"
     told = told if item.sha256 else "its content was not compared"
+    more = f" (and {len(files) - 1} more files)" if len(files) > 1 else ""
     return say.failed(
         item.path,
-        f"{item.path} is claimed by {claims}; {told}",
+        f"{item.path}{more} is claimed by {' and '.join(f'{one.name} {one.version}' for one in item.owners)}; {told}",
         found=told,
         wanted=f"the file of {wanted.name} {wanted.version}, which torch requires" if wanted else "one owner",
-        remedy=f"`pip uninstall {' '.join(owner.name for owner in item.owners)}`, then "
-        f"`pip install {wanted.name}=={wanted.version}`"
-        if wanted
-        else "remove all of them, then install the one that is needed",
-        severity="warning" if right else "error",
+        remedy=one_owner(item, wanted),
+        severity="warning" if harmless else "error",
         source="marin-community/marin#7344",
     )
+
+
+def one_owner(item: SharedFile, wanted: Owner | None) -> str:
+    """Return how to leave one owner: removing one also removes the shared file, so the other is installed again."""
+    if wanted is None:
+        return "remove all of them, then install the one that is needed"
+    names = " ".join(owner.name for owner in item.owners)
+    return f"`pip uninstall {names}`, then `pip install {wanted.name}=={wanted.version}`"
 
 
 def torchs_own(environment: Environment, owners: tuple[Owner, ...]) -> Owner | None:

@@ -20,6 +20,7 @@ INFO = re.compile(r"(?P<name>.+?)(?:-(?P<version>\d[^-]*))?(?:-py[\d.]+)?\.(?:di
 VERSION = re.compile(r"""^(?:__version__|version)\s*(?::[^=\n]+)?=\s*["']([^"'\n]+)["']""", re.MULTILINE)
 VERSION_FILES = ("__init__.py", "version.py", "_version.py")
 MOST_BYTES = 600 * 2**20  # to hash: the largest libraries of CUDA have about that size
+MOST_FILES = 50
 SOURCE_BYTES = 1 << 16
 
 
@@ -163,7 +164,7 @@ def records(folder: str) -> Iterator[tuple[str, str]]:
 
 
 def shared_files(found: dict[str, list[tuple[str, str]]], leave_out: Iterable[str]) -> list[dict[str, Any]]:
-    """Find files that several distributions of one folder claim with different content, the smallest first."""
+    """Find files that several distributions of one folder claim with different content: libraries, then others."""
     claims: dict[tuple[str, str], list[dict[str, str]]] = {}
     for name, places in found.items():
         for path, folder in places[:1] if name not in leave_out else ():
@@ -177,10 +178,10 @@ def shared_files(found: dict[str, list[tuple[str, str]]], leave_out: Iterable[st
 
 
 def hashed(claims: list[tuple[str, str, list[dict[str, str]]]]) -> list[dict[str, Any]]:
-    """Hash the files on disk, the smallest first, as far as the budget of bytes goes."""
-    sized = sorted((size(os.path.join(path, file)), path, file, owners) for path, file, owners in claims)
+    """Hash the files on disk, libraries first and small ones before large ones, as far as the budget of bytes goes."""
+    sized = [(".so" not in file, size(os.path.join(path, file)), path, file, owners) for path, file, owners in claims]
     budget, answers = MOST_BYTES, []
-    for count, path, file, owners in sized[:50]:
+    for _, count, path, file, owners in sorted(sized, key=lambda item: item[:4])[:MOST_FILES]:
         budget -= count
         content = digest(os.path.join(path, file)) if budget >= 0 else ""
         answers.append({"path": file, "owners": owners, "sha256": content})
