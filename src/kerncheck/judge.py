@@ -16,7 +16,7 @@ from kerncheck.report import Crash, Waiver
 
 ALWAYS = {"node": {"KC0", "KC1", "KC2", "KC3", "KC4", "KC6"}, "image": {"KC0", "KC1", "KC2", "KC3"}}
 ON_THE_NODE = {"KC4", "KC5", "KC6"}  # families that an image build, which has no GPU, leaves to the node
-NEEDS_A_MODEL = {"KC3", "KC5", "KC6"}
+NEEDS_A_MODEL = {"KC3", "KC5", "KC6", "KC7"}
 
 
 def requires(job: Job, family: str) -> bool:
@@ -25,6 +25,8 @@ def requires(job: Job, family: str) -> bool:
         return False
     if family == "KC5":
         return job.packing is not None and job.profile != "image"
+    if family == "KC7":
+        return bool(job.targets) and job.profile == "image"
     return family in ALWAYS.get(job.profile, ALWAYS["node"])
 
 
@@ -34,6 +36,8 @@ def left_out(job: Job, check: Check) -> str:
         return "judged on the node, where there is a GPU"
     if check.family in NEEDS_A_MODEL and job.model is None:
         return "no model was named (--model)"
+    if check.family == "KC7" and not job.targets:
+        return "no target was named (--target)"
     return ""
 
 

@@ -21,7 +21,7 @@ from kerncheck.plan import STATIC
 from kerncheck.stages.common import Ask
 from kerncheck.supervise import Answers, ProbeRun, Supervisor
 
-COSTLIEST_FIRST = ("numerics", "packing", "step", "seams", "imports", "binaries")
+COSTLIEST_FIRST = ("compiled", "numerics", "packing", "step", "seams", "imports", "binaries")
 
 
 @dataclass(frozen=True, kw_only=True)

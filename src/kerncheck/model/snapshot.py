@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kerncheck.model.base import Frozen, Missing
 from kerncheck.model.binaries import Binaries
+from kerncheck.model.compiled import Compiled
 from kerncheck.model.environment import Environment, Gpus
 from kerncheck.model.imports import Imports
 from kerncheck.model.job import Job
@@ -13,7 +14,7 @@ from kerncheck.model.seams import Seams
 from kerncheck.model.step import Step
 
 NOT_HERE = Missing(reason="this snapshot does not hold it")
-SECTIONS = ("environment", "gpus", "binaries", "imports", "seams", "numerics", "packing", "step")
+SECTIONS = ("environment", "gpus", "binaries", "imports", "seams", "numerics", "packing", "step", "compiled")
 
 
 class RunRecord(Frozen):
@@ -41,3 +42,4 @@ class Snapshot(Frozen):
     numerics: Numerics | Missing = NOT_HERE
     packing: Packing | Missing = NOT_HERE
     step: Step | Missing = NOT_HERE
+    compiled: Compiled | Missing = NOT_HERE

@@ -20,17 +20,28 @@ PHASES = ("forward", "backward")
 
 
 def setup(options: dict[str, Any]) -> dict[str, Any]:
-    """Survey all calls. ``options``: ``target`` (facts), ``calls``, and ``quick`` for first configurations alone."""
+    """Survey all calls. ``options``: ``target`` (facts), ``calls``, ``cache``; ``quick``: first configurations alone."""
     os.environ["FLA_CACHE_RESULTS"] = "0"  # before fla is imported: no timings of zero in anybody's cache
     os.environ["TRITON_CACHE_AUTOTUNING"] = "0"
     target.prepare(options["target"])
     from kerncheck.compat.triton_toolchain import toolchain
 
+    choose_cache(options["cache"])
     tools = toolchain(options["target"]["arch"])
     started = time.monotonic()
     surveyed = [survey(call) for call in options["calls"]]
     owners(surveyed)
     return {"toolchain": tools, "calls": surveyed, "quick": options["quick"], "seconds": time.monotonic() - started}
+
+
+def choose_cache(asked: dict[str, str]) -> None:
+    """Compile into a private folder that is thrown away later, or into the cache that is to be filled."""
+    from kerncheck.compat import triton_cache
+
+    if "fill" in asked:
+        triton_cache.fill(asked["fill"])
+    else:
+        triton_cache.keep_in(asked["private"])
 
 
 def survey(call: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,187 @@
+"""Plan compilations for absent GPUs: which calls of which ops, in which shares, by which children."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from kerncheck.catalog import Catalog
+from kerncheck.kernels import OpSpec, find_spec
+from kerncheck.model.compiled import Facts
+from kerncheck.model.job import Job, Target
+from kerncheck.stages.common import OFFLINE, Ask
+from kerncheck.stages.numerics import production_lane, text_config
+from kerncheck.supervise import ProbeRun
+
+TOKENS = 4096
+"""Tokens of one micro-batch. Few constants depend on it: fla buckets the rows of its norms by 65,536."""
+SHARE_LIMIT = 600.0
+"""Seconds that one share of compilations may take: the longest, on two cores shared by six, took 210."""
+SHARES = {("chunk_delta_rule", "forward"): 4, ("chunk_delta_rule", "backward"): 8, ("fla_conv", "backward"): 2}
+MOST_CHILDREN = 4  # each takes about a gigabyte (``observe.workers``)
+MEMORY = 80 * 2**30  # what torch tells of an absent GPU's memory; no tile depends on it
+DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+VARLEN = frozenset({"chunk_delta_rule", "fla_conv"})
+NO_BACKWARD = frozenset({"recurrent_delta_rule"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signature:
+    """What a call's constants depend on beside the op and the model's sizes."""
+
+    tokens: int = TOKENS
+    batch: int = 1
+    dtype: str = "bfloat16"
+    offsets: str = "int32"
+    tensor_parallel: int = 1
+    training: bool = True
+
+
+def planned_calls(job: Job) -> list[dict[str, Any]]:
+    """Return the calls of a job's Triton ops, plain and packed, at the model's sizes."""
+    config = text_config(job)
+    signature = Signature(dtype=DTYPES[production_lane(job)], training=job.training)
+    return calls(triton_ops(job), sizes(config), signature)
+
+
+def triton_ops(job: Job) -> list[OpSpec]:
+    """Return the ops of the job's model whose kernels Triton compiles, training and inference alike."""
+    required = job.model.required if job.model else ()
+    specs = (find_spec(item.op) for item in required)
+    return [spec for spec in specs if spec is not None and spec.library == "triton"]
+
+
+def sizes(config: Mapping[str, Any]) -> dict[str, int]:
+    """Return heads, head sizes, channels and taps as a gated delta net's configuration names them; empty otherwise."""
+    names = {
+        "H": "linear_num_key_heads",
+        "HV": "linear_num_value_heads",
+        "K": "linear_key_head_dim",
+        "V": "linear_value_head_dim",
+        "W": "linear_conv_kernel_dim",
+    }
+    if not all(isinstance(config.get(name), int) for name in names.values()):
+        return {}
+    found = {short: int(config[name]) for short, name in names.items()}
+    return {**found, "D": 2 * found["H"] * found["K"] + found["HV"] * found["V"]}
+
+
+def divided(size: Mapping[str, int], parts: int) -> dict[str, int]:
+    """Return the sizes of one rank of a tensor-parallel group; empty where the heads cannot be divided so."""
+    if size["H"] % parts or size["HV"] % parts:
+        return {}
+    return {**size, "H": size["H"] // parts, "HV": size["HV"] // parts, "D": size["D"] // parts}
+
+
+def calls(specs: Iterable[OpSpec], size: Mapping[str, int], signature: Signature) -> list[dict[str, Any]]:
+    """Return the calls of ops for one signature; none where the sizes are unknown or cannot be divided."""
+    own = divided(size, signature.tensor_parallel) if size else {}
+    if not own:
+        return []
+    return [
+        call(spec, layout, own, signature)
+        for spec in specs
+        for layout in (("plain", "varlen") if spec.form in VARLEN else ("plain",))
+    ]
+
+
+def call(spec: OpSpec, layout: str, size: Mapping[str, int], signature: Signature) -> dict[str, Any]:
+    """Return one call as plain data for the probe (``probes/compile_calls.py`` says what the fields mean)."""
+    decoding = spec.form in NO_BACKWARD
+    return {
+        "op": spec.id,
+        "modules": list(spec.module_candidates),
+        "form": spec.form,
+        "layout": layout,
+        "batch": signature.batch if layout == "plain" else 1,
+        "tokens": 1 if decoding else signature.tokens,
+        "sizes": dict(size),
+        "dtype": signature.dtype,
+        "offsets": signature.offsets,
+        "initial_state": decoding,
+        "final_state": decoding or not signature.training,
+        "backward": signature.training and not decoding,
+    }
+
+
+def facts_of(target: Target, catalog: Catalog) -> Facts | None:
+    """Return what fla and Triton are told of a target; None for a capability whose limits are not known."""
+    limits = catalog.limits(target.cc)
+    if limits is None:
+        return None
+    arch = int(target.cc.replace(".", ""))
+    return Facts(
+        name=f"NVIDIA {target.name or f'sm_{arch}'}",
+        arch=arch,
+        shared_memory=limits.shared_memory,
+        multiprocessors=limits.multiprocessors,
+        memory=MEMORY,
+        assumed="" if target.name and target.name in limits.like else f"{limits.multiprocessors} multiprocessors",
+    )
+
+
+def target_runs(
+    target: Target, facts: Facts, planned: list[dict[str, Any]], ask: Ask, cache: dict[str, str]
+) -> list[ProbeRun]:
+    """Return the children of one target. The first one also tells the survey; all take every n-th share."""
+    children = max(1, min(MOST_CHILDREN, os.cpu_count() or 1))
+    options = {
+        "target": msgspec.to_builtins(facts),
+        "calls": planned,
+        "quick": ask.job.quick,
+        "cache": cache,
+    }
+    shared = shares(planned)
+    return [
+        ProbeRun(
+            label=f"compile for {target.text} ({number + 1} of {children})",
+            probe="compile",
+            cases=(*([SURVEY] if number == 0 else []), *shared[number::children]),
+            options=options,
+            environment=environment(),
+            limit=max(ask.timeout, SHARE_LIMIT),
+            setup_limit=max(ask.timeout, SHARE_LIMIT),
+            python=ask.python,
+        )
+        for number in range(children)
+    ]
+
+
+SURVEY: dict[str, Any] = {"name": "survey of launches", "what": "survey"}
+
+
+def shares(planned: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the compile cases of all calls, pass by pass, in shares."""
+    found = []
+    for index, asked in enumerate(planned):
+        for phase in ("forward", "backward") if asked["backward"] else ("forward",):
+            parts = SHARES.get((asked["form"], phase), 1)
+            name = f"{asked['op'].partition(':')[2]} {asked['layout']} {phase}"
+            found += [
+                {
+                    "name": name if parts == 1 else f"{name}, configurations {part + 1}/{parts}",
+                    "what": "compile",
+                    "call": index,
+                    "phase": phase,
+                    "part": part,
+                    "parts": parts,
+                }
+                for part in range(parts)
+            ]
+    return found
+
+
+def environment() -> dict[str, str]:
+    """Return the variables of a compiling child: no real GPU, no interpreter, no timings written, one thread."""
+    return {
+        **OFFLINE,
+        "CUDA_VISIBLE_DEVICES": "",
+        "TRITON_INTERPRET": "0",
+        "FLA_CACHE_RESULTS": "0",
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+    }
