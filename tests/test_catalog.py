@@ -346,6 +346,12 @@ def test_every_cure_lifts_its_row_and_one_of_them_brings_no_other(row):
         assert any(ids <= before for ids in left), f"each cure brings another: {left} on {setting}"
 
 
+def test_tested_combinations_say_what_to_install():
+    row = catalog().tested.tested[0]
+    assert row.device == "emulate"
+    assert "triton==3.9.0" in row.requirements
+
+
 def test_rows_without_a_cure_say_why():
     for row in catalog().known_bad:
         assert row.cure or row.uncertain or row.severity == "note" or row.ops == (EVERY_OP,), row.id

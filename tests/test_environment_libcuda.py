@@ -40,6 +40,8 @@ def test_kc134_compat_libraries_that_are_installed_and_not_taken():
     outcome = one("KC134", machine(library))
     assert (outcome.status, outcome.severity) == ("failed", "warning")
     assert "570.124.06" in outcome.message
+    same_branch = DriverLibrary(path=OWN, target=OWN, version="570.86.10", compat=(COMPAT,))
+    assert one("KC134", machine(same_branch, driver="570.86.10")).status == "passed"
     older = DriverLibrary(path=OWN, target=OWN, version="580.1", compat=(COMPAT,))
     assert one("KC134", machine(older, driver="580.65.06")).status == "passed"
 

@@ -58,7 +58,8 @@ def judge_libcuda(case: Case, environment: Environment, library: DriverLibrary, 
     if "/compat" in library.target and loaded and driver and loaded.major != driver.major:
         return compat_in_use(case, library, gpus, say)
     newest = max(library.compat, key=compat_version, default="")
-    if newest and driver and compat_version(newest) > driver and "/compat" not in library.target:
+    newer = bool(newest) and driver is not None and compat_version(newest).major > driver.major
+    if newer and "/compat" not in library.target:
         return compat_unused(library, newest.rpartition(".so.")[2], gpus.driver, say)
     return say.passed("libcuda", f"libcuda.so.1 is {library.path} ({library.via})")
 

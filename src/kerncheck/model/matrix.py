@@ -312,6 +312,11 @@ class Tested(Known):
     variables: dict[str, str] = {}
     tools: tuple[str, ...] = ()
 
+    @property
+    def requirements(self) -> tuple[str, ...]:
+        """What to install for it, as pip takes it."""
+        return tuple(f"{name}=={version}" for name, version in self.packages.items())
+
 
 class TestedFile(Frozen):
     """``tested.toml``."""
