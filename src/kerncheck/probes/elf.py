@@ -55,7 +55,7 @@ class SharedObject:
         self.size, self.machine = self.image.size, self.image.header.text.partition(" ")[2]
         tags = list(self.image.dynamic())
         self._tags = dict(reversed(tags))  # where a tag stands twice, the first one counts
-        self._strings, self._strings_size = self._table(STRINGS), self._tags.get(STRINGS_SIZE, 0)
+        self._strings, self._strings_size = self._table(STRINGS), min(self._tags.get(STRINGS_SIZE, 0), self.size)
         self._symbols, self._gnu_hash = self._table(SYMBOLS), self._table(GNU_HASH)
         self._versions = self._table(VERSIONS)
         self.needed = [self._text(value) for tag, value in tags if tag == NEEDED][:MOST_NEEDED]

@@ -102,11 +102,9 @@ def lines(folder: str) -> Iterator[tuple[str, str, int | None]]:
     try:
         with open(os.path.join(folder, "RECORD"), encoding="utf-8", errors="replace") as file:
             for line in file:
-                if ".so" in line:
-                    name, _, rest = line.rstrip("\n").partition(",sha256=")
-                    digest, _, size = rest.partition(",")
-                    name = name.strip('"')
-                    if BINARY.search(name):
-                        yield name, digest, int(size) if size.isdigit() else None
+                parts = line.rstrip("\n").rsplit(",", 2) if ".so" in line else ()
+                if len(parts) == 3 and BINARY.search(parts[0].strip('"')):
+                    digest = parts[1].removeprefix("sha256=") if parts[1].startswith("sha256=") else ""
+                    yield parts[0].strip('"'), digest, int(parts[2]) if parts[2].isdigit() else None
     except OSError:
         return
