@@ -152,3 +152,10 @@ def test_kc108_the_ptxas_that_was_found_outranks_the_release():
 def test_kc108_asks_nothing_without_triton():
     found = environment(distributions=distributions({"torch": "2.14.1+cu130"}))
     assert one("KC108", Snapshot(environment=found, gpus=gpus())).status == "not_applicable"
+
+
+@pytest.mark.parametrize("code", ["KC103", "KC105", "KC106", "KC108", "KC134"])
+def test_nothing_of_nvidia_is_asked_of_a_rocm_build(code):
+    rocm = environment({"torch": "2.7.0+rocm6.3", "triton": "3.3.0"}, nodes=("/dev/kfd",))
+    outcome = one(code, Snapshot(environment=rocm, gpus=NO_NVML))
+    assert outcome.status == "not_applicable"

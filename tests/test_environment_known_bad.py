@@ -194,3 +194,9 @@ def test_kc112_nothing_installed_and_nothing_observed():
 def test_kc112_rows_that_another_check_judges_are_left_to_it():
     gb10 = machine({"triton": "3.5.1", "torch": "2.9.1+cu128"}, "12.1")
     assert not [o for o in said("KC112", gb10) if o.subject == "triton-no-103-121"]
+
+
+def test_kc112_a_rocm_build_has_none_of_the_gpus_that_rows_speak_of():
+    rocm = environment({"torch": "2.7.0+rocm6.3", "triton": "3.6.0", "causal-conv1d": None}, nodes=("/dev/kfd",))
+    outcomes = said("KC112", Snapshot(environment=rocm, gpus=Missing(reason="no NVML")), qwen())
+    assert not [outcome for outcome in outcomes if outcome.status in ("failed", "not_judged")]

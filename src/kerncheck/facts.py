@@ -132,7 +132,7 @@ def setting(case: Case, environment: Environment) -> Setting:
     tools = {"nvcc": environment.nvcc, "ptxas": environment.ptxas, "cc": environment.compiler}
     return Setting(
         packages=packages,
-        cc=capabilities(case),
+        cc=() if torch and torch.hip else capabilities(case),
         tools={name: bool(tool.path) for name, tool in tools.items() if isinstance(tool, Tool)},
         variables=environment.variables,
         python=environment.python.version,

@@ -167,10 +167,13 @@ def ptxas_reach(case: Case, say: Say) -> Iterator[Outcome]:
     """
     environment = seen(case.snapshot.environment)
     version = triton_version(environment)
+    torch = torch_facts(environment, case.catalog)
     if case.job.profile == "ci":
         yield say.not_applicable("ptxas", "Triton's interpreter compiles nothing")
     elif not version:
         yield say.not_applicable("ptxas", "Triton is not installed")
+    elif torch is not None and torch.hip:
+        yield say.not_applicable("ptxas", f"torch is built for {torch.kind}, which has no ptxas")
     elif not devices(case):
         reason, remedy = without_devices(case)
         yield say.not_judged("ptxas", reason, remedy=remedy)
