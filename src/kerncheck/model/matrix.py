@@ -111,7 +111,8 @@ class Variable(Known):
     """An environment variable that a package reads, and whether its value switches fused kernels off.
 
     ``off`` lists the values that do; where ``on`` is given, every other value does. Case does not matter. ``severity``
-    is what that deserves.
+    is what that deserves. ``cache`` says what it does to the compiled kernels that Triton keeps: ``key`` for one that
+    decides what is compiled or under which key it is found again, ``unread`` for one with which they are not read.
     """
 
     name: str
@@ -120,6 +121,7 @@ class Variable(Known):
     off: tuple[str, ...] = ()
     on: tuple[str, ...] = ()
     severity: Literal["error", "warning", "note"] = "note"
+    cache: Literal["", "key", "unread"] = ""
 
     def switches_off(self, value: str) -> bool:
         """Tell whether this value switches fused kernels off."""
