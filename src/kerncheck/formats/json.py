@@ -9,7 +9,6 @@ import msgspec
 from kerncheck.formats.sentence import headline, last_line
 from kerncheck.model.base import Frozen
 from kerncheck.model.outcome import Outcome
-from kerncheck.model.snapshot import Snapshot
 from kerncheck.privacy import redacted
 from kerncheck.report import Report
 
@@ -43,7 +42,10 @@ class Part(Frozen):
 
 
 class Document(Frozen):
-    """The whole report. ``exit_code`` is the code that the process ended with."""
+    """The whole report. ``exit_code`` is the code that the process ended with.
+
+    ``snapshot`` is a document of its own, with its own version (its ``schema``): `kerncheck judge` reads it.
+    """
 
     schema: str
     kerncheck: str
@@ -62,7 +64,7 @@ class Document(Frozen):
     outcomes: tuple[Item, ...]
     left_out: tuple[Part, ...]
     crashes: tuple[Part, ...]
-    snapshot: Snapshot
+    snapshot: dict[str, Any]
 
 
 def item(outcome: Outcome) -> Item:
@@ -105,7 +107,7 @@ def document(report: Report) -> Document:
         outcomes=tuple(item(outcome) for outcome in report.outcomes),
         left_out=tuple(Part(code=one.code, title=one.title, reason=one.reason) for one in report.left_out),
         crashes=tuple(Part(code=one.code, title=one.message, reason=one.detail) for one in report.crashes),
-        snapshot=report.snapshot,
+        snapshot=msgspec.to_builtins(report.snapshot),
     )
 
 
