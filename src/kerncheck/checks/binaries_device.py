@@ -160,10 +160,10 @@ def how_to_build(case: Case, package: Package, number: int) -> str:
         return f"build it for this GPU: TORCH_CUDA_ARCH_LIST={number // 10}.{number % 10} {build}"
     known = {
         "": row.always,
-        " and an nvcc of CUDA >= 11.8": row.nvcc_from_11_8,
-        " and an nvcc of CUDA 11 or 12": row.nvcc_up_to_12_9,
-        " and an nvcc of CUDA >= 12.8": row.nvcc_from_12_8,
-        " and an nvcc of CUDA >= 13.0": row.nvcc_from_13_0,
+        " with an nvcc of CUDA >= 11.8": row.nvcc_from_11_8,
+        " with an nvcc of CUDA 11 or 12": row.nvcc_up_to_12_9,
+        " with an nvcc of CUDA >= 12.8": row.nvcc_from_12_8,
+        " with an nvcc of CUDA >= 13.0": row.nvcc_from_13_0,
     }
     with_nvcc = next((words for words, codes in known.items() if runs_on(case, codes, number)), None)
     if with_nvcc is None:

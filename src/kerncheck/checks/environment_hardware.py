@@ -20,7 +20,8 @@ from kerncheck.facts import (
     without_devices,
 )
 from kerncheck.matching import applies
-from kerncheck.model.base import Evidence, seen
+from kerncheck.model.base import Evidence, Missing, seen
+from kerncheck.model.binaries import DeviceCode
 from kerncheck.model.environment import Tool
 from kerncheck.model.outcome import Outcome, Say
 from kerncheck.versions import parse
@@ -39,14 +40,15 @@ WORDS: dict[Coverage, str] = {
 }
 
 
-@check("KC106", "torch holds code for the GPU", needs=("environment", "gpus", "imports"))
+@check("KC106", "torch holds code for the GPU", needs=("environment", "gpus", "imports"), also=("binaries",))
 def torch_architectures(case: Case, say: Say) -> Iterator[Outcome]:
     """Judge the GPU architectures in torch's build against each GPU.
 
     What it checks
-    torch's own list of architectures (torch.cuda.get_arch_list), or what the matrix knows of this build, against the
-    compute capability of each GPU or declared target, by torch's rule: code for X.Y runs on the same major with a
-    minor not below Y, apart from the exceptions for Jetson; PTX for X.Y runs on everything later.
+    torch's own list of architectures (torch.cuda.get_arch_list), else the GPU code inside its libraries, else what the
+    matrix knows of this build, against the compute capability of each GPU or declared target, by torch's rule: code for
+    X.Y runs on the same major with a minor not below Y, apart from the exceptions for Jetson; PTX for X.Y runs on
+    everything later.
 
     Why it matters
     Without code for the GPU each launch fails with "no kernel image is available for execution on the device", while
@@ -73,12 +75,24 @@ def torch_architectures(case: Case, say: Say) -> Iterator[Outcome]:
 
 def listed(case: Case, environment: Environment, torch: TorchFacts) -> tuple[tuple[str, ...] | None, str, Evidence]:
     """Return (architectures, who says so, evidence); None where nobody knows; empty where torch's list is empty."""
-    found = runtime(case)
+    found, inside = runtime(case), code_inside(case)
+    if found is not None and found.cuda and found.arch_list:
+        return found.arch_list, "torch.cuda.get_arch_list()", "inferred"
+    if inside:
+        return inside, "the code in libtorch_cuda.so", "inferred"
     if found is not None and found.cuda:
         return found.arch_list, "torch.cuda.get_arch_list()", "inferred"
     release = case.catalog.torch_release(torch.version)
     arch = declared(release, torch.cuda, machine(environment)) if release else None
     return arch, "the matrix", "declared"
+
+
+def code_inside(case: Case) -> tuple[str, ...]:
+    """Return the architectures of the GPU code in torch's main library, empty where its file was not read."""
+    section = case.snapshot.binaries
+    files = () if isinstance(section, Missing) else section.torch
+    codes = (file.device for file in files if file.path.endswith("/libtorch_cuda.so"))
+    return next((code.names for code in codes if isinstance(code, DeviceCode)), ())
 
 
 def declared(release: TorchRelease, cuda: str, where: str) -> tuple[str, ...] | None:
