@@ -176,6 +176,22 @@ def explain(code: str) -> int:
     return command(code)
 
 
+@cli.command()
+@options(MODEL, TARGET, PYTHON, TIMEOUT)
+@click.option("--cache-dir", metavar="DIR", help="The folder to fill (default: where Triton looks here).")
+@click.option("--tokens", type=click.IntRange(min=1), multiple=True, default=[4096], help="Tokens of one micro-batch.")
+@click.option("--batch", type=click.IntRange(min=1), multiple=True, default=[1], help="Sequences of one micro-batch.")
+@click.option("--tensor-parallel", type=click.IntRange(min=1), multiple=True, default=[1, 2, 4, 8], help="Group sizes.")
+@click.option("--dtype", type=click.Choice(["bfloat16", "float16"]), multiple=True, default=["bfloat16"])
+@click.option("--node-sets", metavar="VARIABLE", multiple=True, help="The nodes set this variable as it is set here.")
+@click.option("--keep-ir", is_flag=True, help="Keep intermediate code too: five times the size, for those who read it.")
+def warm(**given: Any) -> int:  # noqa: ANN401
+    """Fill Triton's cache for GPUs that are not there: removes compilation from the first step, not autotuning."""
+    from kerncheck.warm import command
+
+    return command(given)
+
+
 @cli.command("list")
 @click.argument("what", type=click.Choice(["checks", "kernels", "models", "matrix"]))
 def list_(what: str) -> int:

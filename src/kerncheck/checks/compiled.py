@@ -101,8 +101,8 @@ def whole_call(
     elif read.gets_through(call, results, ids):
         kernels = {kernel.name for phase in call.phases for kernel in phase.kernels}
         count = sum(results[one].compiled for one in ids)
-        extent = "the first configuration of each" if compiled.quick else f"{count} configurations"
-        text = f"{len(kernels)} kernels, {extent}: compiles for {rehearsal.toolchain.target} as rehearsed"
+        extent = "the first configuration of each" if compiled.quick else f"configurations {count}"
+        text = f"compiles for sm_{rehearsal.facts.arch} as rehearsed: kernels {len(kernels)}, {extent}"
         yield say.passed(subject, text, "rehearsed")
 
 
@@ -330,7 +330,7 @@ def registers_spill(case: Case, say: Say) -> Iterator[Outcome]:
     How to fix
         Usually nothing. If the step is slow on the node, compare another fla or Triton release.
     """
-    for _, rehearsal in judged(case):
+    for compiled, rehearsal in judged(case):
         tallies = [tally for tally in read.tallies(case, rehearsal) if tally.compiled]
         spilling = [tally for tally in tallies if any(result.local_memory for _, result in tally.compiled)]
         always = [tally for tally in spilling if all(result.local_memory for _, result in tally.compiled)]
@@ -339,8 +339,10 @@ def registers_spill(case: Case, say: Say) -> Iterator[Outcome]:
         if not spilling:
             yield say.passed(rehearsal.name, "no compiled configuration spills registers", "rehearsed")
         else:
-            text = f"{len(spilling)} of {len(tallies)} kernels spill registers in some configuration"
-            worst = f"; in every configuration: {', '.join(map(read.least_spill, always))}" if always else ""
+            which = "their first" if compiled.quick else "some"
+            text = f"{len(spilling)} of {len(tallies)} kernels spill registers in {which} configuration"
+            worst = ", ".join(map(read.least_spill, always))
+            worst = f"; in every one that was compiled: {worst}" if always else ""
             yield say.note(rehearsal.name, text + worst, "rehearsed")
 
 
@@ -349,12 +351,12 @@ def cold_cache(case: Case, say: Say) -> Iterator[Outcome]:
     """Tell how long the compilations took that a node with an empty cache repeats.
 
     What it checks
-        The sum of the seconds of all compilations that Triton's cache did not hold, on one core of this machine.
+        The CPU time of all compilations that Triton's cache did not hold, on this machine.
     Why it matters
         Every rank compiles at its first step while the others wait. A watchdog of ten minutes takes a cold compile for
         a hang (radixark/miles#3132: 639 seconds cold, 60 warm).
     Example
-        118 configurations of one call of chunk_gated_delta_rule, forward and backward: about 100 seconds on one core.
+        118 configurations of one call of chunk_gated_delta_rule, forward and backward: about 115 seconds of CPU time.
     How to fix
         Fill the cache in the image: `kerncheck warm --model ... --target ...`. It removes compilation, not autotuning.
     """
@@ -367,7 +369,5 @@ def cold_cache(case: Case, say: Say) -> Iterator[Outcome]:
             yield say.passed(rehearsal.name, f"all {warm} compilations were in Triton's cache", "rehearsed")
         else:
             seconds = sum(result.seconds for result in cold)
-            text = (
-                f"{len(cold)} compilations took {seconds:.0f} s of one core ({warm} more were in Triton's cache)"
-            )
+            text = f"{len(cold)} compilations took {seconds:.0f} s of CPU time ({warm} more were in Triton's cache)"
             yield say.note(rehearsal.name, f"{text}; a node with a cold cache repeats them", "rehearsed")

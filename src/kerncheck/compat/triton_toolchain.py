@@ -28,6 +28,15 @@ def toolchain(arch: int) -> dict[str, Any]:
     return {**found, "ptxas": tool, "version": version, "release": release, **knows(compiler, tool, arch)}
 
 
+def in_the_key() -> dict[str, str]:
+    """Return the variables set here that Triton itself puts into the key of its cache."""
+    try:
+        from triton._C.libtriton import get_cache_invalidating_env_vars
+    except ImportError:
+        return {}
+    return {str(name): str(value) for name, value in get_cache_invalidating_env_vars().items()}
+
+
 def ptxas_for(compiler: Any, arch: int) -> str:
     """Return the path of the ptxas that Triton takes for a target."""
     found = compiler.get_ptxas(arch)

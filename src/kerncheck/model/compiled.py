@@ -28,7 +28,10 @@ class Facts(Frozen):
 
 
 class Toolchain(Frozen):
-    """Triton and the ptxas that it takes for the target. ``knows`` is None where ptxas could not be asked."""
+    """Triton and the ptxas that it takes for the target. ``knows`` is None where ptxas could not be asked.
+
+    ``variables`` are those set here that Triton puts into the key of its cache.
+    """
 
     triton: str = ""
     ptxas: str = ""
@@ -37,6 +40,7 @@ class Toolchain(Frozen):
     target: str = ""
     knows: bool | None = None
     message: str = ""
+    variables: dict[str, str] = {}
 
 
 class Configuration(Frozen):
@@ -95,8 +99,8 @@ class Call(Frozen):
 class Result(Frozen):
     """What one compilation gave.
 
-    ``registers`` and ``local_memory`` are those of one thread; ``cached`` says that Triton's cache held it. Where it
-    did not compile: the exception's class, its message, and what was printed.
+    ``registers`` and ``local_memory`` are those of one thread, ``seconds`` is CPU time; ``cached`` says that Triton's
+    cache held it. Where it did not compile: the exception's class, its message, and what was printed.
     """
 
     id: str

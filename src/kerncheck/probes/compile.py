@@ -20,14 +20,18 @@ PHASES = ("forward", "backward")
 
 
 def setup(options: dict[str, Any]) -> dict[str, Any]:
-    """Survey all calls. ``options``: ``target`` (facts), ``calls``, ``cache``; ``quick``: first configurations alone."""
+    """Survey all calls.
+
+    ``options``: ``target`` (facts), ``calls``, ``cache``, and ``quick`` for first configurations alone.
+    """
+    from kerncheck.compat import triton_toolchain
+
     os.environ["FLA_CACHE_RESULTS"] = "0"  # before fla is imported: no timings of zero in anybody's cache
     os.environ["TRITON_CACHE_AUTOTUNING"] = "0"
+    variables = triton_toolchain.in_the_key()  # before fla, which sets one of them itself for old GPUs
     target.prepare(options["target"])
-    from kerncheck.compat.triton_toolchain import toolchain
-
     choose_cache(options["cache"])
-    tools = toolchain(options["target"]["arch"])
+    tools = {**triton_toolchain.toolchain(options["target"]["arch"]), "variables": variables}
     started = time.monotonic()
     surveyed = [survey(call) for call in options["calls"]]
     owners(surveyed)

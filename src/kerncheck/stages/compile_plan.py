@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -13,20 +13,21 @@ from kerncheck.catalog import Catalog
 from kerncheck.kernels import OpSpec, find_spec
 from kerncheck.model.compiled import Facts
 from kerncheck.model.job import Job, Target
-from kerncheck.stages.common import OFFLINE, Ask
+from kerncheck.stages.common import OFFLINE
 from kerncheck.stages.numerics import production_lane, text_config
 from kerncheck.supervise import ProbeRun
 
 TOKENS = 4096
 """Tokens of one micro-batch. Few constants depend on it: fla buckets the rows of its norms by 65,536."""
-SHARE_LIMIT = 600.0
-"""Seconds that one share of compilations may take: the longest, on two cores shared by six, took 210."""
+SHARE_LIMIT = 900.0
+"""Seconds that one share of compilations may take: on two cores shared by six people the longest took 210."""
 SHARES = {("chunk_delta_rule", "forward"): 4, ("chunk_delta_rule", "backward"): 8, ("fla_conv", "backward"): 2}
 MOST_CHILDREN = 4  # each takes about a gigabyte (``observe.workers``)
 MEMORY = 80 * 2**30  # what torch tells of an absent GPU's memory; no tile depends on it
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
-VARLEN = frozenset({"chunk_delta_rule", "fla_conv"})
-NO_BACKWARD = frozenset({"recurrent_delta_rule"})
+PACKED = frozenset({"chunk_delta_rule", "fla_conv"})  # forms of op that take cu_seqlens in a training step
+DECODES = frozenset({"recurrent_delta_rule"})  # one token at a time, with a state, and no backward
+SURVEY: dict[str, Any] = {"name": "survey of launches", "what": "survey"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,17 +40,40 @@ class Signature:
     offsets: str = "int32"
     tensor_parallel: int = 1
     training: bool = True
+    initial_state: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Errand:
+    """What a group of children compiles for one target, and where to. Limits are seconds.
+
+    ``cache`` is ``{"private": folder}`` (written there, read from the environment's own cache too) or
+    ``{"fill": folder}``. ``extra`` are variables beside those of every compiling child.
+    """
+
+    target: Target
+    facts: Facts
+    calls: list[dict[str, Any]]
+    cache: dict[str, str]
+    quick: bool = False
+    python: str = ""
+    timeout: float = 0.0
+    extra: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """How its runs are named."""
+        return f"compile for {self.target.text}"
 
 
 def planned_calls(job: Job) -> list[dict[str, Any]]:
     """Return the calls of a job's Triton ops, plain and packed, at the model's sizes."""
-    config = text_config(job)
     signature = Signature(dtype=DTYPES[production_lane(job)], training=job.training)
-    return calls(triton_ops(job), sizes(config), signature)
+    return calls(triton_ops(job), sizes(text_config(job)), signature)
 
 
 def triton_ops(job: Job) -> list[OpSpec]:
-    """Return the ops of the job's model whose kernels Triton compiles, training and inference alike."""
+    """Return the ops of the job's model whose kernels Triton compiles, those of training and inference alike."""
     required = job.model.required if job.model else ()
     specs = (find_spec(item.op) for item in required)
     return [spec for spec in specs if spec is not None and spec.library == "triton"]
@@ -72,26 +96,26 @@ def sizes(config: Mapping[str, Any]) -> dict[str, int]:
 
 def divided(size: Mapping[str, int], parts: int) -> dict[str, int]:
     """Return the sizes of one rank of a tensor-parallel group; empty where the heads cannot be divided so."""
-    if size["H"] % parts or size["HV"] % parts:
+    if not size or size["H"] % parts or size["HV"] % parts:
         return {}
     return {**size, "H": size["H"] // parts, "HV": size["HV"] // parts, "D": size["D"] // parts}
 
 
 def calls(specs: Iterable[OpSpec], size: Mapping[str, int], signature: Signature) -> list[dict[str, Any]]:
     """Return the calls of ops for one signature; none where the sizes are unknown or cannot be divided."""
-    own = divided(size, signature.tensor_parallel) if size else {}
+    own = divided(size, signature.tensor_parallel)
     if not own:
         return []
     return [
         call(spec, layout, own, signature)
         for spec in specs
-        for layout in (("plain", "varlen") if spec.form in VARLEN else ("plain",))
+        for layout in (("plain", "varlen") if spec.form in PACKED else ("plain",))
     ]
 
 
 def call(spec: OpSpec, layout: str, size: Mapping[str, int], signature: Signature) -> dict[str, Any]:
     """Return one call as plain data for the probe (``probes/compile_calls.py`` says what the fields mean)."""
-    decoding = spec.form in NO_BACKWARD
+    decoding = spec.form in DECODES
     return {
         "op": spec.id,
         "modules": list(spec.module_candidates),
@@ -102,7 +126,7 @@ def call(spec: OpSpec, layout: str, size: Mapping[str, int], signature: Signatur
         "sizes": dict(size),
         "dtype": signature.dtype,
         "offsets": signature.offsets,
-        "initial_state": decoding,
+        "initial_state": decoding or signature.initial_state,
         "final_state": decoding or not signature.training,
         "backward": signature.training and not decoding,
     }
@@ -124,34 +148,38 @@ def facts_of(target: Target, catalog: Catalog) -> Facts | None:
     )
 
 
-def target_runs(
-    target: Target, facts: Facts, planned: list[dict[str, Any]], ask: Ask, cache: dict[str, str]
-) -> list[ProbeRun]:
-    """Return the children of one target. The first one also tells the survey; all take every n-th share."""
+def compile_runs(errand: Errand) -> list[ProbeRun]:
+    """Return the children of an errand. The first one also tells the survey; each takes every n-th share."""
     children = max(1, min(MOST_CHILDREN, os.cpu_count() or 1))
-    options = {
-        "target": msgspec.to_builtins(facts),
-        "calls": planned,
-        "quick": ask.job.quick,
-        "cache": cache,
-    }
-    shared = shares(planned)
+    shared = shares(errand.calls)
     return [
-        ProbeRun(
-            label=f"compile for {target.text} ({number + 1} of {children})",
-            probe="compile",
-            cases=(*([SURVEY] if number == 0 else []), *shared[number::children]),
-            options=options,
-            environment=environment(),
-            limit=max(ask.timeout, SHARE_LIMIT),
-            setup_limit=max(ask.timeout, SHARE_LIMIT),
-            python=ask.python,
+        compile_run(
+            errand,
+            f"{errand.label} ({number + 1} of {children})",
+            (*((SURVEY,) if number == 0 else ()), *shared[number::children]),
         )
         for number in range(children)
     ]
 
 
-SURVEY: dict[str, Any] = {"name": "survey of launches", "what": "survey"}
+def compile_run(errand: Errand, label: str, cases: tuple[dict[str, Any], ...]) -> ProbeRun:
+    """Return one child."""
+    limit = max(errand.timeout, SHARE_LIMIT)
+    return ProbeRun(
+        label=label,
+        probe="compile",
+        cases=cases,
+        options={
+            "target": msgspec.to_builtins(errand.facts),
+            "calls": errand.calls,
+            "quick": errand.quick,
+            "cache": errand.cache,
+        },
+        environment={**environment(), **errand.extra},
+        limit=limit,
+        setup_limit=limit,
+        python=errand.python,
+    )
 
 
 def shares(planned: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from kerncheck.model.base import Broken, Missing
 from kerncheck.model.compiled import Call, Compiled, Facts, Lost, Phase, Rehearsal, Result, Toolchain
 from kerncheck.model.job import Job, Target
 from kerncheck.stages.common import Ask
-from kerncheck.stages.compile_plan import facts_of, planned_calls, target_runs, triton_ops
+from kerncheck.stages.compile_plan import Errand, compile_runs, facts_of, planned_calls, triton_ops
 from kerncheck.supervise import Answers, ProbeRun
 
 BREADCRUMB = "kerncheck compiles: "  # written by compat/triton_target.py before each compilation
@@ -23,17 +23,25 @@ BREADCRUMB = "kerncheck compiles: "  # written by compat/triton_target.py before
 
 def runs(ask: Ask) -> list[ProbeRun]:
     """Return the runs of every target; none without a target, a model, or sizes in its configuration."""
-    job = ask.job
-    planned = planned_calls(job)
-    if not job.targets or not planned:
-        return []
-    folder = str(private_folder())
-    found: list[ProbeRun] = []
-    for target in job.targets:
-        facts = facts_of(target, ask.catalog)
-        if facts is not None:
-            found += target_runs(target, facts, planned, ask, {"private": folder})
-    return found
+    planned = planned_calls(ask.job)
+    errands = (errand(target, planned, ask) for target in ask.job.targets if planned)
+    return [run for one in errands if one is not None for run in compile_runs(one)]
+
+
+def errand(target: Target, planned: list[dict[str, Any]], ask: Ask) -> Errand | None:
+    """Return what is compiled for a target, or None for one whose limits are not known."""
+    facts = facts_of(target, ask.catalog)
+    if facts is None:
+        return None
+    return Errand(
+        target=target,
+        facts=facts,
+        calls=planned,
+        cache={"private": str(private_folder())},
+        quick=ask.job.quick,
+        python=ask.python,
+        timeout=ask.timeout,
+    )
 
 
 def private_folder() -> Path:
