@@ -96,13 +96,14 @@ def concerns(case: Case, row: KnownBad) -> tuple[str, ...]:
 
 
 def described(case: Case, environment: Environment, match: Match, say: Say) -> Outcome:
-    """Say that a row describes this machine: a finding where the job needs the op, else a note."""
+    """Say that a row describes this machine: a finding, or a note, where the job needs the op."""
     row = match.row
     ops = concerns(case, row)
     message = f"{combination(case, environment, match)}: {row.effect}{spoken(ops or row.ops, row)}"
-    if not ops or row.severity == "note":
-        apart = "" if ops else "; this job does not call it"
-        return say.note(row.id, message + apart, "declared", source=row.source)
+    if not ops:
+        return say.not_applicable(row.id, f"{message}; this job does not call it")
+    if row.severity == "note":
+        return say.note(row.id, message, "declared", source=row.source)
     doubt = f" (uncertain: {row.uncertain})" if row.uncertain else ""
     return say.failed(
         row.id,

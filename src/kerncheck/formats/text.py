@@ -28,7 +28,7 @@ COUNTS = {
     "not_judged": "not judged",
     "not_applicable": "not applicable",
 }
-MOST_NOT_JUDGED = 8
+MOST_NOT_JUDGED, MOST_SUBJECTS = 8, 3
 
 
 def render(report: Report, *, colour: bool = False, width: int = 100, verbose: int = 0) -> str:
@@ -127,20 +127,34 @@ def print_not_judged(console: Console, report: Report, verbose: int) -> None:
     rows = sorted(report.of("not_judged"), key=lambda outcome: not outcome.required)
     if rows:
         line(console, "\nNot judged", "bold")
-    shown = rows if verbose else rows[: max(MOST_NOT_JUDGED, len(report.unjudged))]
-    for (reason, remedy, required), subjects in same_reason(shown).items():
+    groups = list(same_reason(rows).items())
+    needed = sum(required for (_, _, required), _ in groups)
+    shown = groups if verbose else groups[: max(MOST_NOT_JUDGED, needed)]
+    for (reason, remedy, required), outcomes in shown:
         need = "needed: " if required else ""
-        line(console, f"{need}{', '.join(subjects)}: {reason}{f' -> {remedy}' if remedy else ''}", indent=2)
-    if len(shown) < len(rows):
-        line(console, f"and {len(rows) - len(shown)} more (-v)", "dim", 2)
+        subjects = named(outcomes, verbose)
+        line(console, f"{need}{subjects}: {reason}{f' -> {remedy}' if remedy else ''}", indent=2)
+    if len(shown) < len(groups):
+        line(console, f"and {sum(len(group) for _, group in groups[len(shown) :])} more (-v)", "dim", 2)
 
 
-def same_reason(outcomes: list[Outcome]) -> dict[tuple[str, str, bool], list[str]]:
+def same_reason(outcomes: list[Outcome]) -> dict[tuple[str, str, bool], list[Outcome]]:
     """Group what was not judged for one and the same reason."""
-    groups: dict[tuple[str, str, bool], list[str]] = {}
+    groups: dict[tuple[str, str, bool], list[Outcome]] = {}
     for one in outcomes:
-        groups.setdefault((one.message, one.remedy, bool(one.required)), []).append(f"{one.code} {one.subject}")
+        groups.setdefault((one.message, one.remedy, bool(one.required)), []).append(one)
     return groups
+
+
+def named(outcomes: list[Outcome], verbose: int) -> str:
+    """Name subjects one by one while they are few, else each check once, else families with their counts."""
+    if len(outcomes) <= MOST_SUBJECTS or verbose:
+        return ", ".join(f"{one.code} {one.subject}" for one in outcomes)
+    codes = sorted({one.code for one in outcomes})
+    if len(codes) == 1:
+        return f"{codes[0]} {', '.join(one.subject.rpartition(':')[2] for one in outcomes)}"
+    counts = {code[:3]: sum(other.startswith(code[:3]) for other in codes) for code in codes}
+    return ", ".join(f"{FAMILIES[family]} ({family}xx, {number} checks)" for family, number in counts.items())
 
 
 def print_all(console: Console, report: Report) -> None:
