@@ -66,9 +66,10 @@ RUN nvcc="$("${CUDA_HOME}/bin/nvcc" --version | sed -n 's/.*release \([0-9]*\)\.
 # hadolint ignore=DL3013 # versions stand in the constraints file
 RUN CAUSAL_CONV1D_FORCE_BUILD=TRUE MAX_JOBS="${MAX_JOBS}" pip wheel --no-build-isolation --no-deps --wheel-dir /wheels/stack \
       --constraint /wheels/constraints.txt causal-conv1d
+# Everything that these three need at run time; of causal-conv1d the wheel just built, never another one.
 # hadolint ignore=DL3013,DL3059 # versions stand in the constraints file; a layer of its own keeps the long build
-RUN pip wheel --wheel-dir /wheels/stack --find-links /wheels/stack --constraint /wheels/constraints.txt \
-      'flash-linear-attention[cuda]' transformers
+RUN pip wheel --wheel-dir /wheels/stack --find-links /wheels/stack --only-binary causal-conv1d \
+      --constraint /wheels/constraints.txt causal-conv1d 'flash-linear-attention[cuda]' transformers
 
 
 FROM base AS runtime

@@ -1,10 +1,15 @@
-"""Run the Python steps of the Dockerfile's final stage on this machine, without a container engine.
+"""Run the steps of the Dockerfile's final stage on this machine, without a container engine; end with the gate's code.
 
-    python benchmarks/image_steps.py --scratch DIR [--torch "torch==2.13.0"]
+    python benchmarks/image_steps.py --scratch DIR [--torch "torch==2.13.0"] [--root FOLDER]
 
-The steps' own text is run by bash, with the paths that an image would have led into DIR: /wheels, /opt/kerncheck and
-the Python of the image, a virtual environment. What needs an image (apt-get, useradd) is listed and left out. The
-wheels are those of the named torch, which may be a CPU build: then the gate has to say so and end with 1.
+Without --root the steps' own text is run by bash, with the paths that an image would have led into DIR: /wheels,
+/opt/kerncheck and the Python of the image, a virtual environment. What needs an image (apt-get, useradd) is left out.
+
+With --root (as root) every step runs as it stands, by chroot into a root file system such as debootstrap makes: with
+/usr/local/bin/python and pip in it as the base image has them, /wheels mounted for the steps that ask for it, and the
+user that USER declares.
+
+The wheels are those of the named torch, which may be a CPU build: then the gate has to say so and end with 1.
 """
 
 from __future__ import annotations
@@ -108,33 +113,42 @@ def shell(command: str, scratch: Path, variables: dict[str, str]) -> int:
     return done.returncode
 
 
-def gather(scratch: Path, torch: str) -> None:
-    """Put the wheels where the builder stage would: kerncheck's own, and the stack around the named torch."""
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--wheel-dir"]
-    subprocess.run([*pip, str(scratch / "wheels" / "kerncheck"), str(ROOT)], check=True)
-    stack = [*pip, str(scratch / "wheels" / "stack")]
-    subprocess.run([*stack, torch, "triton", "flash-linear-attention[cuda]==0.6.0", "transformers==5.24.0"], check=True)
-    subprocess.run(
-        [*stack, "--no-deps", "--no-build-isolation", "causal-conv1d==1.7.0"],
-        env={**os.environ, "CAUSAL_CONV1D_SKIP_CUDA_BUILD": "TRUE"},
-        check=True,
-    )
+def inside(root: Path, scratch: Path, step: Instruction, variables: dict[str, str], user: str) -> int:
+    """Run a step in a root file system, in a mount namespace of its own, as the user that is declared by then."""
+    mounts = [f"mount -t proc proc {root}/proc", f"mount --rbind /dev {root}/dev"]
+    if "--mount=type=bind" in step.flags:
+        mounts.append(f"mkdir -p {root}/wheels && mount --bind {scratch}/wheels {root}/wheels")
+    home = "/home/app" if user else "/root"
+    given = {**variables, "HOME": home, "PATH": "/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin:/bin:/sbin"}
+    spec = [f"--userspec={user}:{user}"] if user else []
+    program = ["env", "-i", *(f"{name}={value}" for name, value in given.items()), "/bin/bash", "-o", "pipefail", "-c"]
+    script = " && ".join([*mounts, f'cd {root} && exec chroot {" ".join(spec)} {root} "$@"'])
+    workdir = f"cd {home} && {step.value}"
+    print(f"$ {step.value}", flush=True)
+    started = time.monotonic()
+    done = subprocess.run(["unshare", "--mount", "bash", "-c", script, "bash", *program, workdir], check=False)
+    print(f"exit {done.returncode} after {time.monotonic() - started:.1f} s\n", flush=True)
+    return done.returncode
 
 
-def main() -> int:
-    """Gather wheels, run the steps, and end with the gate's own exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scratch", type=Path, required=True)
-    parser.add_argument("--torch", default="torch==2.13.0")
-    given = parser.parse_args()
-    scratch = given.scratch.resolve()
-    (scratch / "wheels").mkdir(parents=True, exist_ok=True)
+def all_steps(root: Path, scratch: Path, items: list[Instruction], variables: dict[str, str]) -> int:
+    """Run every step of a stage in a root file system; variables and the user count from where they are declared."""
+    code, user = 0, ""
+    for item in items:
+        if item.name == "USER":
+            user = item.value
+        elif item.name in ("ARG", "ENV"):
+            variables = {**arguments([item]), **environment([item]), **variables}
+        elif item.name == "RUN":
+            code = inside(root, scratch, item, variables, user)
+            if code:
+                break
+    return code
+
+
+def python_steps(scratch: Path, text: str, variables: dict[str, str]) -> int:
+    """Run the steps that need no image in a virtual environment."""
     venv.create(scratch / "python", with_pip=True)
-    gather(scratch, given.torch)
-    text = (ROOT / "Dockerfile").read_text()
-    runtime = stages(text)["runtime"]
-    variables = {**arguments(runtime), **environment(stages(text)["base"]), **environment(runtime)}
-    variables["TRITON_CACHE_DIR"] = str(scratch / ".triton" / "cache")
     code = 0
     for command in steps(text, "runtime"):
         if command.split()[0] in NEEDS_AN_IMAGE:
@@ -144,6 +158,43 @@ def main() -> int:
         if code:
             break
     return code
+
+
+def gather(scratch: Path, torch: str) -> None:
+    """Put the wheels where the builder stage would: kerncheck's own, and the stack around the named torch.
+
+    causal-conv1d comes without its compiled extension: there may be no nvcc here, and none fits a CPU build of torch.
+    """
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--wheel-dir"]
+    subprocess.run([*pip, str(scratch / "wheels" / "kerncheck"), str(ROOT)], check=True)
+    stack = [*pip, str(scratch / "wheels" / "stack")]
+    subprocess.run([*stack, torch], check=True)
+    subprocess.run(
+        [*stack, "--no-deps", "--no-build-isolation", "causal-conv1d==1.7.0"],
+        env={**os.environ, "CAUSAL_CONV1D_FORCE_BUILD": "TRUE", "CAUSAL_CONV1D_SKIP_CUDA_BUILD": "TRUE"},
+        check=True,
+    )
+    others = ("causal-conv1d", "flash-linear-attention[cuda]==0.6.0", "transformers==5.24.0")
+    links = ("--find-links", str(scratch / "wheels" / "stack"), "--only-binary", "causal-conv1d")
+    subprocess.run([*stack, *links, torch, *others], check=True)
+
+
+def main() -> int:
+    """Gather wheels where there are none, run the steps, and end with the last one's code: the gate's."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scratch", type=Path, required=True)
+    parser.add_argument("--torch", default="torch==2.13.0")
+    parser.add_argument("--root", type=Path)
+    given = parser.parse_args()
+    scratch = given.scratch.resolve()
+    if not (scratch / "wheels").is_dir():
+        gather(scratch, given.torch)
+    text = (ROOT / "Dockerfile").read_text()
+    runtime, base = stages(text)["runtime"], environment(stages(text)["base"])
+    if given.root:
+        return all_steps(given.root.resolve(), scratch, runtime, base)
+    variables = {**arguments(runtime), **base, **environment(runtime)}
+    return python_steps(scratch, text, {**variables, "TRITON_CACHE_DIR": str(scratch / ".triton" / "cache")})
 
 
 if __name__ == "__main__":
