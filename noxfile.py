@@ -67,3 +67,11 @@ def power(session: nox.Session) -> None:
 def gpu(session: nox.Session) -> None:
     """Run what needs a GPU in the environment that nox was started in (nothing is installed)."""
     session.run("python", "-m", "pytest", "tests/gpu", "-m", "gpu", "-p", "no:cacheprovider", *session.posargs)
+
+
+@nox.session(name="real-cuda", python="3.11")
+def real_cuda(session: nox.Session) -> None:
+    """Judge a real CUDA build of torch and a really compiled extension; by hand (12 GB, 15 to 35 minutes, no GPU)."""
+    session.install(".")
+    folder = session.posargs[0] if session.posargs else f"{session.create_tmp()}/real-cuda"
+    session.run("python", "benchmarks/real_cuda.py", "--folder", folder)
