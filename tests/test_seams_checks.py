@@ -122,7 +122,7 @@ def test_on_a_gpu_the_same_run_is_measured():
         ("absent", "fla is not installed", "flash-linear-attention"),
         ("broken", "installed, but no module", "mend the import of fla"),
         ("hidden", "hidden in this process", "sys.modules['fla']"),
-        ("no_op", "imports, but no module", "release of fla that has chunk_gated_delta_rule"),
+        ("no_op", "imports, but no module", "made for each other: this fla has no chunk_gated_delta_rule"),
         ("root_only", "looks in its root only", "transformers 5.17"),
         ("late", "imported before fla could be", "import fla before"),
         ("replaced", "was replaced after the import", "patch"),
@@ -216,6 +216,19 @@ def test_a_bound_kernel_must_be_entered_and_launched(run, words):
     assert report.exit_code == 1
 
 
+def test_a_gpu_where_no_kernel_can_be_counted_is_not_judged():
+    nothing = {"forward": (), "backward": (), "device": "cuda"}
+    seams = with_run(entry(kernels=()), entry(CONV, kernels=()), **nothing)
+    report = judged(job(profile="node", device="cuda"), seams, only="KC303")
+    assert (codes(report), report.exit_code) == ([], 3)
+
+
+def test_a_kernel_of_the_hub_need_not_be_written_in_triton():
+    hub_bound = bindings(binding(bound="hub"), binding(CONV, bound="hub"))
+    run = entered(entry(ran=("hub",), kernels=()), entry(CONV, ran=("hub",), kernels=()))
+    assert codes(judged(job(), Seams(bound=hub_bound, entered=run), only="KC303")) == []
+
+
 def test_decoding_has_no_backward_to_launch_kernels_in():
     entries = (entry(), entry(CONV, kernels=()), entry(RECURRENT))
     report = judged(job(training=False), with_run(*entries, phase="decoding", backward=()), only="KC303")
@@ -259,7 +272,7 @@ def test_linear_layers_without_a_seam_are_judged_by_launches_and_never_pass_unse
     silent = Seams(bound=bindings(), entered=entered(forward=(LayerKernels(layer=1, kernels=KERNELS),)))
     report = judged(asked, silent, only="KC304")
     assert codes(report) == ["KC304"]
-    assert "3 of 4 layers: no seam for any op" in the(report, "KC304").message
+    assert "3 of 4 layers: no seam in " in the(report, "KC304").message
     loud = Seams(bound=bindings(), entered=entered())
     assert judged(asked, loud, only="KC304").exit_code == 0
 
@@ -268,6 +281,13 @@ def test_a_required_op_without_its_seam_is_named():
     report = judged(job(), with_bound(binding()), only="KC304")
     assert "causal_conv1d_fn" in report.unjudged[0].message
     assert report.exit_code == 3
+
+
+def test_an_op_that_only_the_code_asks_for_is_judged_too():
+    other = binding("fla.ops.gated_delta_rule:recurrent_gated_delta_rule", bound="eager", reason="no_op")
+    seams = with_bound(binding(), binding(CONV), other)
+    assert codes(judged(job(training=False), seams, only="KC301")) == ["KC301"]
+    assert codes(judged(job(), seams, only="KC301")) == []
 
 
 def test_full_attention_needs_no_seam():

@@ -16,6 +16,7 @@ from kerncheck import catalog as catalogs
 from kerncheck.catalog import Catalog
 from kerncheck.checks.registry import Case
 from kerncheck.checks.seams import eager_binding, no_seam, unreadable
+from kerncheck.checks.seams_common import NAMED_BY_THE_CALLER
 from kerncheck.compat import transformers_seams as found
 from kerncheck.compat.seam_reasons import explained
 from kerncheck.judge import judge
@@ -102,7 +103,7 @@ def request_of(model: Any, known: Catalog, required: Iterable[str] | None) -> Mo
         config={},
         layer_types=layers,
         required=tuple(wanted) if required is not None else required_ops(model_types, layers, known),
-        origin="this process",
+        origin="this process" if required is None else NAMED_BY_THE_CALLER,
     )
 
 

@@ -25,9 +25,15 @@ LARGEST_CONFIG = 16 * 1024 * 1024
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
-DECODING = ("causal_conv1d_update", "fused_recurrent_gated_delta_rule", "fused_recurrent_kda", "selective_state_update")
-"""Ops for one more token of a sequence that is in a cache: no training step calls them (transformers 5.24.0 modelling
-code: each stands behind ``cache is not None and seq_len == 1`` or its like)."""
+DECODING = (
+    "causal_conv1d_update",
+    "fused_recurrent_gated_delta_rule",
+    "fused_recurrent_kda",
+    "recurrent_gated_delta_rule",
+    "selective_state_update",
+)
+"""Ops for one more token of a sequence that is in a cache: no training step calls them (transformers 5.15 to 5.24,
+modelling code: each stands behind ``cache is not None and seq_len == 1`` or its like)."""
 
 
 def resolve(text: str, catalog: Catalog) -> ModelRequest:

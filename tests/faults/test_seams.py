@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from standins import (
     CATALOG,
+    CHECKS,
     CHUNK,
     CONV,
     FAKE_CONV,
@@ -28,7 +29,6 @@ from standins import (
     the,
 )
 
-from kerncheck.checks.registry import all_checks
 from kerncheck.model.base import Missing
 from kerncheck.models import resolve
 from kerncheck.plan import make_plan
@@ -246,7 +246,7 @@ def test_linear_layers_under_an_unknown_model_type_are_planned_and_never_pass(tm
     config.write_text(json.dumps(UNKNOWN))
     model = resolve(str(config), CATALOG)
     asked = job(model=model)
-    planned = {check.code for check in make_plan(asked, all_checks(), ("KC3",), ()).checks}
+    planned = {check.code for check in make_plan(asked, CHECKS, ("KC3",), ()).checks}
     assert {"KC301", "KC303", "KC304"} <= planned
     seen = observed(asked)
     assert isinstance(seen.bound, Missing)

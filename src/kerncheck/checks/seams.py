@@ -116,12 +116,14 @@ def no_seam(case: Case, say: Say) -> Iterator[Outcome]:
     without = [need for need in needs(case) if binding_of(bound, need.op) is None]
     if not kinds and not without:
         yield say.not_applicable("seams", "no layer of this model needs a seam")
-    elif bound.bindings and not without:
-        yield say.passed("seams", f"{bound.module} has a seam for each required op")
+    elif not bound.bindings:
+        problem = f"{share(sum(kind in kinds for kind in types), len(types))}: no seam in {bound.module}"
+        yield decided_by_launches(problem, run, say)
+    elif without:
+        names = ", ".join(need.name for need in without)
+        yield say.not_judged("seams", f"{without[0].layers}: {bound.module} has seams, but none for {names}")
     else:
-        count = sum(kind in kinds for kind in types)
-        what = ", ".join(need.name for need in without) or "any op"
-        yield decided_by_launches(f"{share(count, len(types))}: no seam for {what} in {bound.module}", run, say)
+        yield say.passed("seams", f"{bound.module} has a seam for each required op")
 
 
 def decided_by_launches(problem: str, run: Entered | None, say: Say) -> Outcome:

@@ -17,6 +17,10 @@ from kerncheck.models import decodes
 NOT_YET = "transformers before 5.15 is not supported yet: its modelling code has flags instead of seams"
 
 
+NAMED_BY_THE_CALLER = "ops named by the caller"
+"""Origin of a request whose required ops the caller of the guard listed."""
+
+
 @dataclass(frozen=True)
 class Need:
     """An op that this job's verdict needs, and how many of the real model's layers call it."""
@@ -83,16 +87,25 @@ def layer_types(case: Case) -> tuple[str, ...]:
 
 
 def needs(case: Case) -> list[Need]:
-    """Return the ops that the verdict needs: those of the request, else every op that the seams stand for."""
+    """Return the ops that the verdict needs: those of the request, and what the model's own seams stand for.
+
+    Code that binds another op than the one that is known (transformers 5.15 asks fla for
+    ``recurrent_gated_delta_rule``) is judged by what it binds. A caller who named the ops gets these alone.
+    """
     types = layer_types(case)
     wanted: dict[str, set[str]] = {}
     for op in case.job.needed:
         if op.role == "seam":
             wanted.setdefault(op.op, set()).update({op.layer_type} if op.layer_type else recurrent(types))
-    if not wanted:
-        ops = [item.op for item in bindings(case).bindings]
-        wanted = {op: recurrent(types) for op in ops if not (case.job.training and decodes(op))}
+    for item in () if asked_for(case) else bindings(case).bindings:
+        if not (case.job.training and decodes(item.op)):
+            wanted.setdefault(item.op, recurrent(types))
     return [Need(op, sum(kind in kinds for kind in types), len(types)) for op, kinds in wanted.items()]
+
+
+def asked_for(case: Case) -> bool:
+    """Tell whether the caller named the ops that count."""
+    return case.job.model is not None and case.job.model.origin == NAMED_BY_THE_CALLER
 
 
 def recurrent(types: tuple[str, ...]) -> set[str]:

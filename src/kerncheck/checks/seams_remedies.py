@@ -43,7 +43,8 @@ def remedy(item: Binding, catalog: Catalog | None) -> str:
         "absent": f"{install(item.package, catalog)}, then start the process anew",
         "broken": f"mend the import of {item.package} (KC2xx names the cause), then start the process anew",
         "hidden": f"remove what sets sys.modules[{item.package!r}] to None, then start the process anew",
-        "no_op": f"install a release of {item.package} that has {item.function}, then start the process anew",
+        "no_op": f"use releases of transformers and {item.package} that were made for each other: "
+        f"this {item.package} has no {item.function}",
         "root_only": f"use transformers 5.17 or later, or a {item.package} whose root offers {item.function}",
         "late": f"import {item.package} before transformers' modelling code, and start the process anew",
         "replaced": f"take the patch of {item.module}.{item.name} away, and start the process anew",
