@@ -107,6 +107,36 @@ def test_a_sound_file_passes_every_check(code):
     assert one(whole, code, "sm_90").status == "passed"
 
 
+@pytest.mark.parametrize(
+    ("names", "target", "status"),
+    [
+        (("sm_80", "sm_90"), "sm_100", "failed"),
+        (("sm_75", "sm_80", "sm_90"), "6.1", "failed"),
+        (("sm_75", "sm_80", "sm_90"), "v100", "failed"),
+        (("sm_90a",), "b200", "failed"),
+        (("sm_90",), "a100", "failed"),
+        (("sm_100a",), "b300", "failed"),
+        (("sm_103f",), "b200", "failed"),
+        (("sm_75", "sm_80", "sm_90", "sm_100", "sm_120"), "11.0", "failed"),
+        (("compute_90a",), "b200", "failed"),
+        (("compute_120",), "h200", "failed"),
+        (("sm_80", "sm_86"), "rtx 4090", "passed"),
+        (("sm_80",), "8.6", "passed"),
+        (("sm_100",), "10.3", "passed"),
+        (("sm_100f",), "10.3", "passed"),
+        (("sm_90a",), "h200", "passed"),
+        (("sm_70", "sm_80"), "v100", "passed"),
+        (("sm_120", "sm_121"), "12.1", "passed"),
+        (("compute_80",), "h200", "passed"),
+        ((), "h200", "not_judged"),
+    ],
+)
+def test_which_code_covers_which_target(names, target, status):
+    outcome = one(section(file(device=code(*names))), "KC235", target)
+    assert outcome.status == status
+    assert all(name in outcome.message for name in names)
+
+
 def test_an_unknown_interpreter_is_not_compared():
     unknown = msgspec.structs.replace(section(file()), header="")
     outcome = one(unknown, "KC230", "sm_90")

@@ -125,6 +125,27 @@ def right_files(case: Case, say: Say) -> Iterator[Outcome]:
     Take the folder out of LD_LIBRARY_PATH, so that the libraries which torch requires are found.
     """
     yield from verdicts(case, say, "each CUDA library is found where it belongs", wrong_files)
+    yield from (stray_part(say, part) for part in binaries(case).strays if not same_version(part))
+
+
+def same_version(part: Shadowing) -> bool:
+    """Tell whether a part is known to be of the version that it would work with."""
+    found, wanted = parse(part.version), parse(part.wanted)
+    return found is not None and wanted is not None and found.release[:3] == wanted.release[:3]
+
+
+def stray_part(say: Say, part: Shadowing) -> Outcome:
+    """Warn about a part of cuDNN that another installation would bring at its first use."""
+    versions = f" {part.version or 'of unknown version'} beside {part.wanted or 'another'}"
+    return say.failed(
+        part.name,
+        f"{part.name} is not beside torch's own cuDNN and would be opened from {part.path}:{versions}",
+        found=f"{part.path} ({part.via})",
+        wanted=f"{part.name} in {part.expected}, or nowhere",
+        remedy=f"take {PurePath(part.path).parent} out of the loader's search, or install a cuDNN wheel that has it",
+        severity="warning",
+        source="pytorch/pytorch#188892, #185512",
+    )
 
 
 def wrong_files(case: Case, say: Say, subject: Subject) -> Iterator[Outcome]:

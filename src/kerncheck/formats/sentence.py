@@ -15,7 +15,15 @@ def headline(report: Report) -> str:
     job = report.job
     device = {"emulate": "emulated device", "cuda": "GPU", "none": "no GPU used"}[job.device]
     model = f"model {job.model.name}" if job.model else "no model named"
-    return f"kerncheck {report.version} · profile {job.profile} · {device} · {model}"
+    return f"kerncheck {report.version} · profile {job.profile}{meant_for(report)} · {device} · {model}"
+
+
+def meant_for(report: Report) -> str:
+    """Return the GPUs and the driver that an image was declared to be meant for."""
+    names = ", ".join(target.name or target.text for target in report.job.targets)
+    driver = f"driver {report.job.driver}" if report.job.driver else ""
+    given = " with ".join(part for part in (names, driver) if part)
+    return f" for {given}" if given else ""
 
 
 def environment_line(report: Report) -> str:
@@ -59,7 +67,7 @@ def last_line(report: Report) -> str:
     elif code == INCONCLUSIVE:
         text = inconclusive(report)
     else:
-        text = f"passed for profile {report.job.profile}{coverage(report)}"
+        text = f"passed for profile {report.job.profile}{meant_for(report)}{coverage(report)}"
     partial = f" (partial: {report.partial})" if report.partial else ""
     return f"{text}{partial}: exit {code}"
 
@@ -84,5 +92,6 @@ def coverage(report: Report) -> str:
     if report.job.device == "emulate":
         rest = ", ".join([*missing, NEVER_EMULATED])
         return f" (emulated): {ops} in Triton's interpreter; nothing ran on a GPU; not judged: {rest}"
-    rest = f"; not judged: {', '.join(missing)}" if missing else ""
+    rest = "; nothing ran on a GPU" if report.job.profile == "image" else ""
+    rest += f"; not judged: {', '.join(missing)}" if missing else ""
     return f": {ops}{rest}" if report.job.model else f"{rest}: no model was judged"

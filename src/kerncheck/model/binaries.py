@@ -140,6 +140,8 @@ class Binaries(Frozen, tag="binaries", tag_field="kind"):
 
     ``header`` is word size and processor of the judged interpreter. ``torch_folder`` is empty without torch.
     ``torch_abi`` is which std::string torch's own exports take: ``C++11``, ``pre-C++11``, or empty where none tells.
+    ``strays`` are parts of a library that torch opens by their names at run time, which lie in another installation
+    than the library itself (``expected`` is its folder).
     """
 
     header: str = ""
@@ -147,6 +149,7 @@ class Binaries(Frozen, tag="binaries", tag_field="kind"):
     torch_folder: str = ""
     torch_abi: str = ""
     torch: tuple[BinaryFile, ...] = ()
+    strays: tuple[Shadowing, ...] = ()
     packages: tuple[Package, ...] = ()
 
     @property

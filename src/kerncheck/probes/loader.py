@@ -92,6 +92,16 @@ class Loader:
             if os.path.isfile(path) and self._fits(path, wanted_by):
                 yield path, how
 
+    def named(self, beginning: str, ending: str) -> dict[str, tuple[str, str]]:
+        """Return {name: (path, how)} of libraries whose names begin and end so, where any program would find them."""
+        found: dict[str, tuple[str, str]] = {}
+        for folder in re.split("[:;]", os.environ.get("LD_LIBRARY_PATH", "")):
+            for name in listed(folder):
+                found.setdefault(name, (os.path.join(folder, name), "LD_LIBRARY_PATH"))
+        for name, path in self._cached().items():
+            found.setdefault(name, (path, "the loader's cache"))
+        return {name: place for name, place in found.items() if name.startswith(beginning) and name.endswith(ending)}
+
     def _search(self, wanted_by: SharedObject) -> list[tuple[list[str], str]]:
         variable = re.split("[:;]", os.environ.get("LD_LIBRARY_PATH", ""))
         return [
@@ -145,6 +155,14 @@ class Loader:
             self.loaded[name], self._how[name] = item, how
             self._parents.setdefault(item.path, wanted_by)
         return item
+
+
+def listed(folder: str) -> list[str]:
+    """Return the names in a folder; nothing for one that cannot be read."""
+    try:
+        return os.listdir(folder) if folder else []
+    except OSError:
+        return []
 
 
 def kind_of(path: str) -> str | None:

@@ -79,3 +79,21 @@ def lacking(item: SharedObject, foreign: str, own: str, loader: Loader) -> list[
 
 
 MOST_SYMBOLS = 12
+
+PARTED = "libcudnn.so"
+"""A library that opens its parts (``libcudnn_ops.so.9``) by their names when they are first used."""
+
+
+def strays(loader: Loader) -> list[dict[str, Any]]:
+    """Return the parts of cuDNN that are not beside the cuDNN that torch loads, and where they would be opened from."""
+    found = []
+    for name, item in list(loader.loaded.items()):
+        if name.startswith(PARTED):
+            folder, number_of = os.path.dirname(os.path.realpath(item.path)), name.rpartition(".so")[2]
+            parts = loader.named(PARTED.partition(".")[0] + "_", ".so" + number_of)
+            found += [
+                {"name": part, "path": path, "expected": folder, "via": how, "taken": True, "version": number(path)}
+                for part, (path, how) in sorted(parts.items())
+                if not os.path.exists(os.path.join(folder, part))
+            ]
+    return found

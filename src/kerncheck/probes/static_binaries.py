@@ -19,7 +19,7 @@ from kerncheck.probes.device_code import device_code
 from kerncheck.probes.elf import BadFileError, SharedObject
 from kerncheck.probes.loader import Loader, kind_of
 from kerncheck.probes.records import Records
-from kerncheck.probes.shadowing import shadowed
+from kerncheck.probes.shadowing import shadowed, strays
 
 NVIDIA_FOLDERS = ("nvidia/*/lib", "nvidia/*/lib/x64")
 TORCH_CUDA = ("libtorch_cuda.so", "libc10_cuda.so", "libtorch_hip.so", "libc10_hip.so")
@@ -89,7 +89,7 @@ def run(case: dict[str, Any], state: State) -> dict[str, Any]:
 
 def torch_answer(state: State) -> dict[str, Any]:
     """Describe torch's own libraries, and those of others that it needs and that have a problem."""
-    answer: dict[str, Any] = {"header": state.header, "torch_folder": state.torch_folder, "files": []}
+    answer: dict[str, Any] = {"header": state.header, "torch_folder": state.torch_folder, "files": [], "strays": []}
     answer |= {"glibc": newest_glibc(state), "torch_abi": torch_abi(state)}
     if not state.torch_folder or not state.has_accelerator:
         return answer
@@ -98,7 +98,17 @@ def torch_answer(state: State) -> dict[str, Any]:
     own = os.path.join(os.path.realpath(state.torch_folder), "")
     unread = [unreadable(path, "torch", "torch", text) for path, text in state.loader.problems.items() if own in path]
     kept = [file for file in files if os.path.realpath(file["path"]).startswith(own) or is_troubled(file)]
-    return {**answer, "files": [*kept, *unread]}
+    return {**answer, "files": [*kept, *unread], "strays": stray_parts(state)}
+
+
+def stray_parts(state: State) -> list[dict[str, Any]]:
+    """Return the parts of cuDNN that another installation would bring, beside the version that torch requires."""
+    found = strays(state.loader)
+    for one in found:
+        beside = glob.glob(os.path.join(glob.escape(one["expected"]), "libcudnn.so.*"))
+        owners = [owner for path in beside for owner in state.records.of(path)]
+        one["wanted"] = next((owner["version"] for owner in owners), "")
+    return found
 
 
 def newest_glibc(state: State) -> str:

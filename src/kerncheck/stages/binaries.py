@@ -11,7 +11,7 @@ import msgspec
 from kerncheck.catalog import Catalog
 from kerncheck.kernels import all_specs, find_spec
 from kerncheck.model.base import Missing
-from kerncheck.model.binaries import Binaries, BinaryFile, Package
+from kerncheck.model.binaries import Binaries, BinaryFile, Package, Shadowing
 from kerncheck.stages.common import Ask
 from kerncheck.supervise import Answer, Answers, ProbeRun, why
 
@@ -97,6 +97,7 @@ def collect(_ask: Ask, answers: list[Answers]) -> Binaries | Missing:
         torch_folder=torch["torch_folder"],
         torch_abi=torch["torch_abi"],
         torch=msgspec.convert(torch["files"], tuple[BinaryFile, ...]),
+        strays=msgspec.convert(torch["strays"], tuple[Shadowing, ...]),
         packages=tuple(package(item, answer) for item, answer in zip(told.run.cases[1:], others, strict=True)),
     )
 
