@@ -154,5 +154,20 @@ def test_a_real_trace_of_torch_maps_backward_work_to_its_range(tmp_path):
     assert found["CosBackward0"] == found["MulBackward0"] == ("", "backward")
 
 
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")  # the profiler warns that there is no CUDA: that is the situation here
+def test_a_profile_without_a_gpu_says_that_it_saw_none():
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here: see tests/gpu")
+    weight = torch.nn.Parameter(torch.randn(8, 8))
+    calls = []
+    told = step_trace.profile(lambda: weight.sin().sum().backward(), lambda: calls.append(1))
+    assert told["reason"] == "the trace holds no GPU kernel event"
+    assert len(calls) == step_trace.WARM + 1
+    assert step_trace.timed(lambda: None, lambda: calls.append(1)) >= 0
+
+
 def is_engine(item):
     return item["name"].startswith(step_trace.ENGINE) and "Sequence number" in item.get("args", {})
