@@ -245,6 +245,26 @@ def test_a_stand_in_is_named_as_not_judged_and_never_as_fused():
     assert not [item for item in one(report, "KC302") if item.subject == CONV]
 
 
+def test_where_no_needed_op_could_run_at_all_there_is_no_pass():
+    model = qwen(required=(RequiredOp(op=CONV, layer_type="linear_attention"),))
+    items = (binding(CONV, bound="eager", reason="absent"),)
+    run = entered(entry(CONV, ran=("standin",), kernels=()), items=items, standins=(CONV,))
+    report = judged(job(model=model), Seams(bound=bindings(*items, torch_gpu=""), entered=run))
+    assert (codes(report), report.exit_code) == ([], 3)
+    assert [item.code for item in report.unjudged] == ["KC303"]
+
+
+def test_a_compiled_package_that_the_catalog_alone_knows_does_not_apply_to_a_cpu_build():
+    op = "mamba_ssm.ops.selective_scan_interface:selective_scan_fn"
+    item = binding(op, bound="eager", reason="absent", package="mamba_ssm")
+    run = entered(entry(op, ran=("eager",), kernels=()), items=(item,))
+    seams = Seams(bound=bindings(item, torch_gpu=""), entered=run)
+    report = judged(job(model=unlike(LINEAR)), seams)
+    assert (codes(report), report.exit_code) == ([], 3)
+    on_a_gpu_build = Seams(bound=bindings(item, torch_gpu="12.8"), entered=run)
+    assert codes(judged(job(model=unlike(LINEAR)), on_a_gpu_build)) == ["KC301"]
+
+
 def test_another_op_of_the_same_package_may_stand_in_for_one_that_the_model_never_calls():
     other = "fla.ops.gated_delta_rule:other_form"
     model = qwen(

@@ -13,16 +13,16 @@ from kerncheck.checks.seams_common import (
     entered_or_none,
     evidence,
     executed,
+    impossible_here,
     layer_types,
     needs,
     recurrent,
 )
 from kerncheck.checks.seams_remedies import found_text, remedy, why
-from kerncheck.kernels import find_spec
 from kerncheck.model.base import Broken, Missing, NotObservedError, seen
 from kerncheck.model.layers import share
 from kerncheck.model.outcome import Outcome, Say
-from kerncheck.model.seams import Binding, Bindings, Entered
+from kerncheck.model.seams import Binding, Entered
 
 
 @check("KC301", "required ops are bound to fused kernels", needs=("seams",))
@@ -63,17 +63,10 @@ def eager_binding(case: Case, say: Say) -> Iterator[Outcome]:
         yield fallback(case, package, items, say)
 
 
-def impossible_here(case: Case, bound: Bindings, item: Binding) -> bool:
-    """Tell whether an absent package is one whose compiled code a CPU build of torch cannot have (profile ci only)."""
-    absent = item.reason is not None and item.reason.kind == "absent"
-    spec = find_spec(item.op)
-    return case.job.profile == "ci" and absent and not bound.torch_gpu and spec is not None and not spec.runs_emulated
-
-
 def set_aside(need: Need, item: Binding | None, say: Say) -> Iterator[Outcome]:
     """Say why an op is not judged here; one without a seam is KC304's."""
     if item is not None:
-        reason = f"compiled for CUDA, and this is a CPU build of torch: an eager stand-in takes {item.package}'s place"
+        reason = f"{item.package} is compiled for CUDA, and this is a CPU build of torch, which cannot have it"
         yield say.not_applicable(need.op, reason)
 
 

@@ -11,6 +11,7 @@ from kerncheck.checks.seams_common import (
     bindings,
     entered,
     evidence,
+    impossible_here,
     launches,
     named,
     needs,
@@ -105,17 +106,23 @@ def never_launched(case: Case, say: Say) -> Iterator[Outcome]:
     Look at the call that the model makes: a branch, a wrapper or a patch leads around the seam.
     """
     run = entered(case)
-    yield from (not_run(need, run, say) for need in needs(case) if stood_in(run, need))
-    for need, item in fused(case):
-        if not stood_in(run, need):
-            yield judged_by_count(case, run, need, item, say)
+    able = [(need, item) for need, item in fused(case) if not stood_in(run, need)]
+    for need, reason in set_aside(case, run):
+        yield say.not_judged(need.op, reason, required=False if able else None)
+    for need, item in able:
+        yield judged_by_count(case, run, need, item, say)
 
 
-def not_run(need: Need, run: Entered, say: Say) -> Outcome:
-    """Name an op that the device could not run."""
-    layers = named(run, run.of(need.op))
-    reason = f"an eager stand-in ran in {layers}: compiled CUDA code cannot run on the emulated device"
-    return say.not_judged(need.op, reason, required=False)
+def set_aside(case: Case, run: Entered) -> Iterator[tuple[Need, str]]:
+    """Name the ops that this device cannot run, and what ran in their place. The verdict needs one that it can run."""
+    bound = bindings(case)
+    for need in needs(case):
+        item = binding_of(bound, need.op)
+        where = named(run, run.of(need.op)) if run.of(need.op) else "no layer"
+        if stood_in(run, need):
+            yield need, f"an eager stand-in ran in {where}: compiled CUDA code cannot run on the emulated device"
+        elif item is not None and impossible_here(case, bound, item):
+            yield need, f"the eager reference ran in {where}: {item.package} has no build for a CPU"
 
 
 def judged_by_count(case: Case, run: Entered, need: Need, item: Binding, say: Say) -> Outcome:
@@ -188,10 +195,11 @@ def proof(case: Case, run: Entered, need: Need, entries: tuple[Entry, ...]) -> s
     """Return in words what was seen of an op."""
     kernels = {name for entry in entries for name in entry.kernels}
     calls = sum(entry.calls for entry in entries)
-    seen_kernels = f", {len(kernels)} different Triton kernels launched" if kernels else ""
-    backward = " and in the backward" if kernels and case.job.training and run.phase == "training" else ""
-    stands = f"{named(run, entries)}, which stand for {need.layers}"
-    return f"entered {calls} times by {stands}{seen_kernels}{' in the forward' if backward else ''}{backward}"
+    text = f"{calls} call{'' if calls == 1 else 's'} by {named(run, entries)}, for {need.layers} of the real model"
+    if not kernels:
+        return text
+    more = ", others in the backward" if case.job.training and run.phase == "training" else ""
+    return f"{text}; {len(kernels)} different Triton kernels launched in the forward{more}"
 
 
 @check("KC308", "boundaries of packed examples reach the kernels", needs=("seams",))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kerncheck.checks.registry import Case, Judge
-from kerncheck.kernels import find_spec
+from kerncheck.kernels import all_specs, find_spec
 from kerncheck.model.base import Broken, Evidence, Missing, NotObservedError, seen
 from kerncheck.model.layers import needs_seam, share
 from kerncheck.model.outcome import Outcome, Say
@@ -132,9 +132,23 @@ def executed(run: Entered | None, op: str) -> bool:
 
 
 def launches(op: str) -> bool:
-    """Tell whether an op's kernels go through Triton, where they can be counted."""
-    spec = find_spec(op)
-    return spec is not None and spec.library == "triton"
+    """Tell whether an op's kernels go through Triton, where they can be counted: as its package's other ops do."""
+    root = op.partition(":")[0].partition(".")[0]
+    libraries = {spec.library for spec in all_specs() if spec.import_name == root}
+    return libraries == {"triton"}
+
+
+def impossible_here(case: Case, bound: Bindings, item: Binding) -> bool:
+    """Tell whether an absent package is a compiled one, which a CPU build of torch cannot have (profile ci only)."""
+    absent = item.reason is not None and item.reason.kind == "absent"
+    return case.job.profile == "ci" and absent and not bound.torch_gpu and compiled(case, item)
+
+
+def compiled(case: Case, item: Binding) -> bool:
+    """Tell whether a package has compiled code of its own, as its kernel file or the catalog says."""
+    spec = find_spec(item.op)
+    files = [file.package for file in case.catalog.kernels.values() if item.package in file.package.modules]
+    return not spec.runs_emulated if spec else any(package.extension for package in files)
 
 
 def named(run: Entered, entries: tuple[Entry, ...]) -> str:
