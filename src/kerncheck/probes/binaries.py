@@ -1,6 +1,6 @@
 """Probe: what the extension files of a kernel package ask of the loader, read without loading them.
 
-Runs under kerncheck's own interpreter, since it uses pyelftools. Options: ``python`` (the judged interpreter),
+Runs under kerncheck's own interpreter, which nothing broken disturbs. Options: ``python`` (the judged interpreter),
 ``modules`` (top-level names to find there) and ``watch`` (prefixes of symbols that torch's own libraries take from
 libraries which another install may shadow). A case names a ``package`` and its ``extensions``; the package ``torch``
 stands for torch's own libraries. Answers ``{"files": [...]}``.
