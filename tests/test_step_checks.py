@@ -286,6 +286,13 @@ def test_a_gpu_between_one_and_three_limits_is_a_warning_only():
         assert [(found.code, found.severity) for found in told.findings] == [("KC605", severity)]
 
 
+@pytest.mark.parametrize(("dtype", "layer", "found"), [("bfloat16", 2, []), ("bfloat16", 0, 1), ("float32", 2, 1)])
+def test_experts_in_16_bits_are_compared_before_the_first_router_only(dtype, layer, found):
+    both = [msgspec.structs.replace(item, dtype=dtype, experts=True) for item in (FUSED, EAGER)]
+    told = report(section(*both, comparison=compared(tensor(OUTPUT.format(layer), 0.9))))
+    assert codes(told) == (["KC605"] if found else [])
+
+
 def test_a_lost_gradient_is_one_finding_and_not_two():
     lost = msgspec.structs.replace(FUSED, gradients=Gradients(zero=("layers.0.A_log",), without=("layers.1.A_log",)))
     told = report(section(fused=lost, comparison=compared(tensor(GRADIENT.format(0), 1.0))))
@@ -313,7 +320,7 @@ def test_a_forward_only_op_in_training_is_named():
     stopped = msgspec.structs.replace(FUSED, phase="backward", raised=RAISED, alone=())
     told = report(section(fused=stopped))
     assert codes(told) == ["KC606"]
-    assert "package.chunk_gated_delta_rule which has no backward: of layer 2" in told.findings[0].message
+    assert "package.chunk_gated_delta_rule in layer 2, which has no backward" in told.findings[0].message
     assert "chunk_gated_delta_rule" in told.findings[0].remedy
     assert {outcome.status for outcome in told.outcomes if outcome.code in ("KC601", "KC605")} == {"not_applicable"}
 

@@ -131,7 +131,7 @@ CAUSES = {
     "both forms run": "layer 0: ",
     "the output is zero": "output of chunk_gated_delta_rule in layer 0",
     "the query is cut from the graph": "every output is right, so the backward is wrong",
-    "a forward-only op is bound": "fused_recurrent_gated_delta_rule which has no backward",
+    "a forward-only op is bound": "fused_recurrent_gated_delta_rule in layer 2, which has no backward",
     "the backward aborts": "killed by SIGABRT",
     "fla does not import": "ImportError: libx.so: undefined symbol",
 }

@@ -56,7 +56,7 @@ def agreement(say: Say, step: Step, device: OnDevice, fused: Run) -> Outcome:
 
 def disagreement(say: Say, step: Step, subject: str, wrong: list[tuple[float, Tensor]], total: int) -> Outcome:
     """Say which tensors differ: outputs in the order of layers first, then gradients, the worst first."""
-    outputs = sorted((tensor for _, tensor in wrong if tensor.name.startswith("output")), key=layer_of)
+    outputs = sorted((tensor for _, tensor in wrong if tensor.name.startswith("output")), key=read.layer_of)
     gradients = [tensor for _, tensor in wrong if not tensor.name.startswith("output")]
     first = [difference(tensor) for tensor in (outputs or gradients)[:3]]
     mild = step.evidence == "measured" and wrong[0][0] <= read.UNCALIBRATED
@@ -85,12 +85,6 @@ def difference(tensor: Tensor) -> str:
         return f"{tensor.name}: not finite, or of another shape"
     sizes = f"eager {tensor.eager or 0.0:.2g}, fused {tensor.fused or 0.0:.2g}"
     return f"{tensor.name}: differs by {tensor.error:.2g} ({sizes})"
-
-
-def layer_of(tensor: Tensor) -> int:
-    """Return the layer that an output's name ends with."""
-    last = tensor.name.rpartition(" ")[2]
-    return int(last) if last.lstrip("-").isdigit() else -1
 
 
 @check("KC606", "a training step runs to its end", needs=("step",))
@@ -146,10 +140,10 @@ def stopped(say: Say, step: Step, subject: str, run: Run, raised: Raised) -> Out
     layer = f" of layer {raised.layer}" if raised.layer >= 0 else ""
     forward_only = run.phase == "backward" and "NotImplementedError" in (raised.exception, *heads(raised))
     use = next((use for use in run.uses if (use.layer, use.seam) == (raised.layer, raised.seam)), None)
-    implementation = f"{use.implementation} " if use else ""
+    implementation = use.implementation if use else "an op"
     message = f"the step raised {raised.exception} in {run.phase}{there}{layer}"
     if forward_only:
-        message = f"the model trains through {implementation or 'an op '}which has no backward{layer and ':' + layer}"
+        message = f"the model trains through {implementation}{layer.replace(' of', ' in')}, which has no backward"
     return say.failed(
         subject,
         message,

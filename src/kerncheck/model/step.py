@@ -125,6 +125,7 @@ class Run(Frozen, tag="run", tag_field="kind"):
     gradients: Gradients
     alone: tuple[Alone, ...]
     standins: tuple[str, ...] = ()
+    experts: bool = False
     shrunk: dict[str, str] = {}
     seconds: float = 0.0
     cpu_seconds: float = 0.0

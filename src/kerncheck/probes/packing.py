@@ -21,7 +21,14 @@ LENGTHS = (2, 65, 3)
 """Tokens of each example: shorter than the convolution's width (4), one more than a chunk (64), shorter again."""
 LARGE = 1e4
 """Factor of one perturbation. Finite, since masked attention turns 0 * NaN into NaN without any leak."""
-HEADS = {"linear_num_value_heads": 2, "linear_num_key_heads": 1}
+FEW = {
+    "linear_num_value_heads": 2,
+    "linear_num_key_heads": 1,
+    "linear_key_head_dim": 16,  # the smallest side of a Triton dot
+    "linear_value_head_dim": 16,
+}
+"""Largest values here: the interpreter's time goes with the number of blocks, and leaks do not."""
+TINY_WIDTH = 64
 BOUNDARIES = ("seq_idx", "cu_seqlens", "cu_seq_lens_q")
 
 
@@ -61,15 +68,11 @@ def setup(options: dict[str, Any]) -> State:
     state = State(scene.prepare({**options, "request": small(options["request"])}))
     if state.scene.missing:
         return state
-    import torch
-
     model = state.scene.built.model
+    width = model.get_input_embeddings().weight.shape[-1]
     models.weaken_gates(model)
-    models.scale_matrices(model)
-    model.train()  # as in training; dropout is 0 in random models unless the configuration says otherwise
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
+    models.scale_matrices(model, 10.0 * (TINY_WIDTH / width) ** 0.5)  # the gain of a matrix grows with its width
+    scene.without_dropout(model.train())
     for parameter in model.parameters():
         parameter.requires_grad_(requires_grad=False)
     ends = [sum(LENGTHS[: index + 1]) for index in range(len(LENGTHS))]
@@ -82,8 +85,7 @@ def setup(options: dict[str, Any]) -> State:
 def small(request: dict[str, Any]) -> dict[str, Any]:
     """Keep at most two layers of the first kind and one of each other: boundaries must reach a second layer too.
 
-    Few heads, since the interpreter's time goes with the number of blocks. A request without sizes of its own is left
-    to the builder.
+    A request without sizes of its own is left to the builder.
     """
     own = dict(request.get("shrink") or {})
     kinds = own.get("layer_types")
@@ -92,7 +94,7 @@ def small(request: dict[str, Any]) -> dict[str, Any]:
     first = [kind for kind in kinds if kind == kinds[0]][:2]
     own["layer_types"] = [*first, *dict.fromkeys(kind for kind in kinds if kind != kinds[0])]
     own["num_hidden_layers"] = len(own["layer_types"])
-    own.update({name: min(own[name], most) for name, most in HEADS.items() if name in own})
+    own.update({name: min(own[name], most) for name, most in FEW.items() if name in own})
     return {**request, "shrink": own}
 
 
@@ -152,13 +154,12 @@ def about(state: State) -> dict[str, Any]:
     """Return what was looked at: the pack, the model and what stood in for what."""
     built, device = state.scene.built, state.scene.device
     described = {"device": device.NAME, "name": device.describe()["name"]}
-    experts = any(getattr(built.config, name, 0) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
     return {
         **described,
         "lengths": [end - start for start, end in state.spans],
         "layer_types": list(built.layer_types),
         "attention": str(getattr(built.config, "_attn_implementation", "") or ""),
-        "experts": bool(experts),
+        "experts": scene.routes_tokens(built.config),
         "standins": list(state.scene.standins),
     }
 

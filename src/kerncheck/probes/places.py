@@ -89,7 +89,7 @@ def operator_name(operator: Any) -> str:
 
 def launches_work(operator: Any) -> bool:
     """Tell whether an ATen operator would launch a kernel on a GPU: views and allocations do not."""
-    return operator_name(operator) not in NO_KERNEL and not operator.is_view
+    return operator_name(operator) not in NO_KERNEL and not getattr(operator, "is_view", False)
 
 
 def counting(ledger: Ledger) -> Any:

@@ -11,7 +11,7 @@ from kerncheck.devices.base import DeviceUnusableError
 from kerncheck.kernels import all_specs
 from kerncheck.probes import models
 
-__all__ = ["Scene", "failure", "finite", "prepare"]
+__all__ = ["Scene", "failure", "finite", "prepare", "routes_tokens", "without_dropout"]
 
 OUT_OF_MEMORY = ("MemoryError", "OutOfMemoryError")  # Python's and torch's: the supervisor reads both as "missing"
 
@@ -70,6 +70,23 @@ def bind_standins(device: str, request: dict[str, Any]) -> tuple[str, ...]:
         return ()
     models.standin_causal_conv1d()
     return tuple(spec.id for spec in compiled)
+
+
+def without_dropout(model: Any) -> None:
+    """Switch dropout off and leave the model in training mode: two runs must be able to agree."""
+    import torch
+
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for name in [name for name, value in vars(module).items() if "dropout" in name and isinstance(value, float)]:
+            setattr(module, name, 0.0)
+
+
+def routes_tokens(config: Any) -> bool:
+    """Tell whether a model routes tokens to experts, by its configuration."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    return any(getattr(config, name, 0) for name in names)
 
 
 def finite(value: Any) -> float | None:

@@ -46,7 +46,7 @@ class Seen:
     ledger: Ledger
     uses: dict[tuple[int, str], Use] = field(default_factory=dict)
     outputs: dict[str, Any] = field(default_factory=dict)
-    arguments: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
+    arguments: dict[str, tuple[Bound, Any, tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
     phase: str = "forward"
     loss: float | None = None
     raised: dict[str, Any] | None = None
@@ -66,6 +66,7 @@ def setup(options: dict[str, Any]) -> State:
     state = State(scene.prepare(options), options)
     if not state.scene.missing:
         models.weaken_gates(state.scene.built.model)
+        scene.without_dropout(state.scene.built.model.train())
     return state
 
 
@@ -77,7 +78,7 @@ def run(_case: dict[str, Any], state: State) -> dict[str, Any]:
 
     torch.manual_seed(1)
     model, built = state.scene.built.model, state.scene.built
-    warm(state, model.train(), batch(state))
+    warm(state, model, batch(state))
     started, busy = time.perf_counter(), time.process_time()
     seen = watched_step(state, model, batch(state))
     told = {
@@ -87,6 +88,7 @@ def run(_case: dict[str, Any], state: State) -> dict[str, Any]:
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
         "tokens": TOKENS[state.scene.device.NAME],
         "standins": list(state.scene.standins),
+        "experts": scene.routes_tokens(built.config),
         "phase": seen.phase,
         "loss": seen.loss,
         "raised": seen.raised and {**seen.raised, "layer": seen.where.layer, "seam": seen.where.seam},
@@ -99,8 +101,16 @@ def run(_case: dict[str, Any], state: State) -> dict[str, Any]:
     told["alone"] = alone(state, seen)
     told["comparison"] = compared(state, model, seen)
     if state.scene.device.NAME == "cuda" and seen.phase == "done":
-        told["profile"] = profiled(state, model, seen)
+        told["profile"] = profiled_or_why(state, model, seen)
     return told
+
+
+def profiled_or_why(state: State, model: Any, seen: Seen) -> dict[str, Any]:
+    """Profile the step; what goes wrong there says nothing about the step, which has run."""
+    try:
+        return profiled(state, model, seen)
+    except Exception as error:
+        return {"reason": f"the step could not be profiled ({type(error).__name__}: {error})"}
 
 
 def warm(state: State, model: Any, inputs: dict[str, Any]) -> None:
@@ -180,7 +190,7 @@ def recorder(seen: Seen, watch: Watch) -> Around:
             given = (args, kwargs)
             use = used(seen, watch.place.layer, bound)
             with seen.ledger.pause():
-                seen.arguments.setdefault(bound.name, (function, *detached(given)))
+                seen.arguments.setdefault(bound.name, (bound, function, *detached(given)))
             with watch.seam(bound.name, given) as outputs:
                 result = function(*args, **kwargs)
                 outputs.append(result)
@@ -275,7 +285,7 @@ def profiled(state: State, model: Any, seen: Seen) -> dict[str, Any]:
     def once() -> None:
         model.zero_grad(set_to_none=True)
         plain_step(model, inputs)
-        for name, function, args, kwargs in calls:
+        for name, _, function, args, kwargs in calls:
             with labelled(-1, name):
                 output = next(tensors_in(function(*args, **kwargs)))
             if output.requires_grad:
@@ -312,24 +322,24 @@ def labelled(layer: int, seam: str) -> Any:
 def alone(state: State, seen: Seen) -> list[dict[str, Any]]:
     """Run each op once alone, forward and backward, on the model's own arguments; count what it does.
 
-    In the eager run this is the reference that was bound; else the package's op, imported by its id, whatever the
-    model has bound.
+    In the eager run this is the reference that was bound, and a hub kernel is itself; else the package's op, imported
+    by its id, whatever the model has bound.
     """
     found = []
     for op in state.options["ops"]:
         name = op.partition(":")[2]
         if name in seen.arguments:
-            function, args, kwargs = seen.arguments[name]
-            found.append({"op": op, "seam": name, **lonely(state, op, function, (args, kwargs))})
+            bound, function, *given = seen.arguments[name]
+            own = state.options.get("eager") or bound.kind == "hub"
+            found.append({"op": op, "seam": name, **lonely(state, op, function if own else None, given)})
     return found
 
 
-def lonely(state: State, op: str, bound: Any, given: Any) -> dict[str, Any]:
-    """Run one op alone; an exception is an answer."""
+def lonely(state: State, op: str, function: Any, given: Any) -> dict[str, Any]:
+    """Run a function, or if None the one that the op's id names, alone; an exception is an answer."""
     try:
-        function = bound if state.options.get("eager") else importlib.import_module(op.partition(":")[0])
-        if function is not bound:
-            function = getattr(function, op.partition(":")[2])
+        if function is None:
+            function = getattr(importlib.import_module(op.partition(":")[0]), op.partition(":")[2])
         counts = dict(phases(state.scene.device, function, given))
     except Exception as error:
         told = scene.failure(error)
