@@ -121,7 +121,8 @@ def salient(result: Result) -> str:
     elsewhere the last line is the reason, below the source that it points at.
     """
     said = [line.strip() for line in (result.error + "\n" + result.detail).splitlines() if line.strip()]
-    marked = [line for line in said if "fatal" in line or "error:" in line or "error   :" in line]
+    told = [line for line in said if not line.startswith("PTXAS error")]  # Triton's own words around those of ptxas
+    marked = [line for line in told if "fatal" in line or "error:" in line or "error   :" in line]
     if marked and result.exception in ("PTXASError", "RuntimeError"):
         return marked[0][:300]
     return last_line(result.error)[:300]
