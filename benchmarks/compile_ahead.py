@@ -91,9 +91,8 @@ def report(case: Case, one: Rehearsal, wall: float, cpu: float) -> None:
     made = [result for result in one.results if result.compiled]
     cached = sum(result.cached for result in made)
     print(f"\n{len(made)} compilations ({cached} from Triton's cache), {len(one.results) - len(made)} failed; ", end="")
-    print(
-        f"{sum(result.seconds for result in made):.0f} s of CPU time in them, {cpu:.0f} s in all, {wall:.0f} s of wall time"
-    )
+    inside = sum(result.seconds for result in made)
+    print(f"{inside:.0f} s of CPU time in them, {cpu:.0f} s in all, {wall:.0f} s of wall time")
 
 
 def row(tally: read.Tally, one: Rehearsal) -> list[str]:
