@@ -173,7 +173,7 @@ def expectations(cuda: Path, cpu: Path, folder: Path) -> list[Expected]:
         ),
         Expected(
             "the same with its import tried: one family reports", cpu, ("sm_90",), frozenset({"KC203"}),
-            ("libc10_cuda.so",), {"PYTHONPATH": copied},
+            ("CPU build of torch: libc10_cuda.so",), {"PYTHONPATH": copied},
         ),
         Expected(
             "a C++ extension of torch 2.13 beside 2.14.1", cuda, ("sm_90",), frozenset({"KC234", "KC236"}),

@@ -200,7 +200,7 @@ def library_finding(case: Case, say: Say, cause: Cause) -> Outcome:
         return say.not_judged(cause.subject, reason, source=row.source)
     return say.failed(
         cause.subject,
-        f"{cause.subject} cannot be loaded: {name} is not found{wanted_by(case, cause, name)}."
+        f"{cause.subject} cannot be loaded: {name} is not found{wanted_by(case, cause, name)}{cpu_build(torch, name)}."
         f"{words.misleading(case, cause.package, cause.attempt)}",
         found=words.joined((words.exception(cause.broken), search_path(case))),
         wanted=f"{name}, which {row.ships_in} ships" if row else name,
@@ -214,6 +214,12 @@ def wanted_by(case: Case, cause: Cause, library: str) -> str:
     files = (facts.path for facts in elf(case, cause) for item in facts.needed if item.name == library)
     file = next(files, "")
     return f"; {PurePath(file).name} needs it" if file else ""
+
+
+def cpu_build(torch: object, library: str) -> str:
+    """Return that a library is one of a CUDA build of torch, where the installed one is none; "" otherwise."""
+    cpu = isinstance(torch, TorchRuntime) and not torch.cuda and not torch.hip
+    return f" (CPU build of torch: {library})" if cpu and library.startswith(("libc10_cuda", "libtorch_cuda")) else ""
 
 
 def search_path(case: Case) -> str:

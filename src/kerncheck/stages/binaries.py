@@ -33,19 +33,18 @@ def subjects(ask: Ask) -> dict[str, dict[str, Any]]:
 
 
 def known(catalog: Catalog) -> dict[str, dict[str, Any]]:
-    """Return every kernel package of the matrices and of the kernel files, by import name."""
-    found = {
-        item.package.modules[0].partition(".")[0]: case(
-            item.package.modules[0].partition(".")[0],
-            item.package.distributions,
-            (item.package.extension,) if item.package.extension else (),
-        )
+    """Return every kernel package of the matrices and of the kernel files, by import name (two may share one)."""
+    parts = [
+        (item.package.modules[0].partition(".")[0], item.package.distributions, item.package.extension)
         for item in catalog.kernels.values()
         if item.package.modules
-    }
-    for spec in all_specs():
-        extensions = (spec.extension,) if spec.extension else ()
-        found.setdefault(spec.import_name, case(spec.import_name, spec.distributions, extensions))
+    ]
+    parts += [(spec.import_name, spec.distributions, spec.extension) for spec in all_specs()]
+    found: dict[str, dict[str, Any]] = {}
+    for name, distributions, extension in parts:
+        one = found.setdefault(name, case(name, (), ()))
+        one["distributions"] = list(dict.fromkeys((*one["distributions"], *distributions)))
+        one["extensions"] = list(dict.fromkeys((*one["extensions"], *([extension] if extension else []))))
     return found
 
 
