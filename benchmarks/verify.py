@@ -71,9 +71,10 @@ def main() -> None:
     """Run both in turns; print the medians and the stages of the last run."""
     given = arguments()
     options = given.rest or ["--model", "qwen", "--device", "emulate"]
+    verify = [sys.executable, "-m", "kerncheck", "verify", *options, "--format", "json"]
     commands = {
-        "kerncheck verify": [sys.executable, "-m", "kerncheck", "verify", *options, "--format", "json"],
-        "kerncheck verify --quick": [sys.executable, "-m", "kerncheck", "verify", *options, "--quick", "--format", "json"],
+        "kerncheck verify": verify,
+        "kerncheck verify --quick": [*verify, "--quick"],
         "torch.utils.collect_env": [sys.executable, "-m", "torch.utils.collect_env"],
     }
     rows: dict[str, list[tuple[float, float, str]]] = {name: [] for name in commands}

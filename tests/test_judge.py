@@ -7,13 +7,13 @@ import itertools
 import pytest
 
 from kerncheck.checks.registry import Case, check
+from kerncheck.errors import UsageError
 from kerncheck.judge import judge, requires, run_check, waive
 from kerncheck.model.base import Missing, seen
 from kerncheck.model.job import Job, ModelRequest
 from kerncheck.model.outcome import Outcome, Say
 from kerncheck.model.snapshot import Snapshot
 from kerncheck.plan import Plan, make_plan, parse_waiver
-from kerncheck.errors import UsageError
 from kerncheck.report import Crash, Report, Waiver
 
 MODEL = ModelRequest(name="tiny", folder="tiny", architecture="Tiny", config={})

@@ -44,7 +44,7 @@ class ModelRequest(Frozen):
     config: dict[str, Any]
     layer_types: tuple[str, ...] = ()
     required: tuple[RequiredOp, ...] = ()
-    shrink: dict[str, Any] = {}  # noqa: RUF012 - msgspec copies it
+    shrink: dict[str, Any] = {}
     origin: str = ""
 
     def count(self, layer_type: str) -> int:

@@ -187,6 +187,7 @@ def read_header(data: mmap.mmap, size: int) -> Header:
 
 def content(start: bytes) -> str:
     """Say in words what a file that is no ELF file begins like."""
+    known: tuple[tuple[bytes, str], ...]
     known = ((b"version https://git-lfs", "a pointer of Git LFS"), (b"<", "a web page or XML"), (b"#!", "a script"))
     known += ((b"!<arch>", "a static library"), (b"MZ", "a Windows library"), (b"PK", "a zip archive"))
     known += ((b"/* GNU ld", "a linker script"), (b"INPUT", "a linker script"))
