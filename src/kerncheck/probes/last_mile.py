@@ -69,21 +69,24 @@ def trial() -> dict[str, Any]:
     if not compiler or not toolchain.headers():
         return {"kind": "missing", "reason": "there is no C compiler or no Python.h to try with"}
     with tempfile.TemporaryDirectory(prefix="kerncheck-") as folder:
-        empty = os.path.join(folder, "empty.c")
-        with open(empty, "w", encoding="utf-8") as file:
-            file.write("void kerncheck_empty(void) {}\n")
-        library = os.path.join(folder, "libcuda.so.1")
-        problem = compiled([compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", library, empty])
         source, includes = triton_source(folder)
-        if not problem:
-            problem = compiled(
-                [
-                    *(compiler, source, "-O0", "-shared", "-fPIC", "-Wno-psabi"),
-                    *("-o", os.path.join(folder, "trial.so"), "-l:libcuda.so.1", f"-L{folder}"),
-                    *(f"-I{include}" for include in (*includes, python_include())),
-                ]
-            )
+        problem = built(compiler, source, (*includes, python_include()), folder)
     return {"kind": "trial", "compiler": compiler, "source": os.path.basename(source), "problem": problem}
+
+
+def built(compiler: str, source: str, includes: tuple[str, ...], folder: str) -> str:
+    """Compile a C file, make the stand-in for libcuda, link both; return what the first step that failed said."""
+    empty, library = os.path.join(folder, "empty.c"), os.path.join(folder, "libcuda.so.1")
+    with open(empty, "w", encoding="utf-8") as file:
+        file.write("void kerncheck_empty(void) {}\n")
+    part, whole = os.path.join(folder, "trial.o"), os.path.join(folder, "trial.so")
+    folders = [f"-I{include}" for include in includes]
+    commands = (
+        [compiler, source, "-c", "-O0", "-fPIC", "-Wno-psabi", "-o", part, *folders],
+        [compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", library, empty],
+        [compiler, part, "-shared", "-o", whole, "-l:libcuda.so.1", f"-L{folder}"],
+    )
+    return next((problem for command in commands if (problem := compiled(command))), "")
 
 
 def triton_source(folder: str) -> tuple[str, list[str]]:
