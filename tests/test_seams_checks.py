@@ -21,6 +21,7 @@ from kerncheck.model.seams import (
     Reason,
     Seams,
 )
+from kerncheck.probes.seams import hub_cache, in_hub_cache
 
 KERNELS = ("l2norm_fwd_kernel", "chunk_fwd_kernel_o")
 PARAMETERS = ("q", "k", "v", "g", "beta", "cu_seqlens")
@@ -393,6 +394,19 @@ def test_a_kernel_of_the_hub_must_lie_in_the_image():
     assert [
         item.status for item in hub("image", asked="flash_attention_2", packages={"flash_attn": True}).outcomes
     ] == ["not_applicable"]
+
+
+def test_a_kernel_in_the_local_hub_cache_is_found(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    asked = "kernels-community/flash-attn2@v1:function"
+    assert not in_hub_cache(asked)
+    (tmp_path / "models--kernels-community--flash-attn2").mkdir()
+    assert in_hub_cache(asked)
+    assert not in_hub_cache("sdpa")
+    monkeypatch.delenv("HF_HUB_CACHE")
+    monkeypatch.delenv("HUGGINGFACE_HUB_CACHE", raising=False)
+    monkeypatch.setenv("HF_HOME", "/somewhere")
+    assert hub_cache() == "/somewhere/hub"
 
 
 def test_variables_about_the_hub_are_noted():

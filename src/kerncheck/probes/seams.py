@@ -90,9 +90,17 @@ def in_hub_cache(asked: str) -> bool:
     name = asked.partition("@")[0].partition(":")[0]
     if "/" not in name:
         return False
-    from huggingface_hub.constants import HF_HUB_CACHE
+    folders = [f"{kind}--{name.replace('/', '--')}" for kind in CACHED_KINDS]
+    return any(os.path.isdir(os.path.join(hub_cache(), folder)) for folder in folders)
 
-    return any(os.path.isdir(os.path.join(HF_HUB_CACHE, f"{kind}--{name.replace('/', '--')}")) for kind in CACHED_KINDS)
+
+def hub_cache() -> str:
+    """Return the folder of the hub cache, as huggingface_hub finds it."""
+    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if os.environ.get(variable):
+            return os.path.expanduser(os.environ[variable])
+    home = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    return os.path.join(os.path.expanduser(os.environ.get("HF_HOME") or home), "hub")
 
 
 def entered(phase: str, state: State) -> dict[str, Any]:
