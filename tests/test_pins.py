@@ -230,6 +230,20 @@ def test_output_is_a_file_that_pip_reads(tmp_path):
     }
 
 
+def test_another_model_gets_its_own_packages(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "bamba", "num_hidden_layers": 4, "attn_layer_indices": [1]}')
+    file = tmp_path / "constraints.txt"
+    assert run(["pins", "--model", str(tmp_path), "--gpu", "h200", "--python", "3.12", "--output", str(file)]) == 0
+    names = set(pinned(file.read_text()))
+    assert {"causal-conv1d", "mamba-ssm", "transformers"} <= names
+    assert "fla-core" not in names
+
+
+def test_a_model_without_kernels_has_nothing_to_pin(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "num_hidden_layers": 4}')
+    assert run(["pins", "--model", str(tmp_path), "--gpu", "h200"]) == 2
+
+
 def test_a_name_with_a_line_break_stays_a_comment():
     model = QWEN.__class__(**{**{name: getattr(QWEN, name) for name in QWEN.__struct_fields__}, "name": "a\ntorch==1"})
     answer = pins.search(replace(wanted("a100"), model=model), CATALOG)

@@ -265,13 +265,13 @@ def not_newer(found: Found) -> tuple[str, ...]:
 
 def grouped(rejected: Iterable[Rejected]) -> Iterator[str]:
     """Yield one line for each row that rejects something: the row, what it says, and of which versions."""
-    subjects: dict[Objection, list[str]] = {}
+    subjects: dict[Objection, dict[str, None]] = {}
     for item in rejected:
         for objection in item.objections:
-            subjects.setdefault(objection, []).append(item.subject)
+            subjects.setdefault(objection, {})[item.subject] = None
     for objection, names in subjects.items():
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        yield f"{objection.row}: {objection.reason} [{', '.join(dict.fromkeys(names[:SHOWN]))}{more}]"
+        yield f"{objection.row}: {objection.reason} [{', '.join(list(names)[:SHOWN])}{more}]"
 
 
 def with_wheels(found: Found, catalog: Catalog) -> tuple[str, ...]:
