@@ -16,7 +16,7 @@ from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 
-from fla_patches import FAULTS, Fault, patched_fla
+from fla_patches import FAULTS, FROM_TABLE, Fault, patched_fla
 
 from kerncheck.checks.numerics_rule import margin
 from kerncheck.checks.registry import Case, all_checks
@@ -31,21 +31,24 @@ from kerncheck.stages import numerics
 from kerncheck.stages.common import Ask
 from kerncheck.supervise import ProbeRun, Supervisor
 
+__all__ = ["FAULTS", "FROM_TABLE", "changed", "findings", "lane_run", "launched", "observe", "trial"]
 LANES: tuple[LaneName, ...] = ("fp32", "bf16")
 NOT_LOOKED = Missing(reason="not looked at here")
 
 
-def job(*ops: str) -> Job:
+def job(*ops: str, quick: bool = False) -> Job:
     """Return a training job that needs these ops (all of fla's by default), on the emulated device."""
     wanted = [spec for spec in all_specs() if spec.runs_emulated and (not ops or spec.id in ops)]
     required = tuple(RequiredOp(op=spec.id, training=spec.has_backward) for spec in wanted)
     model = ModelRequest(name="all", folder="", architecture="", config={}, required=required)
-    return Job(profile="ci", device="emulate", model=model)
+    return Job(profile="ci", device="emulate", model=model, quick=quick)
 
 
-def lane_run(lane: LaneName, *ops: str, path: Path | None = None) -> ProbeRun:
+def lane_run(lane: LaneName, *ops: str, path: Path | None = None, quick: bool = False) -> ProbeRun:
     """Return what verify runs by default in a lane, in an environment whose PYTHONPATH begins with ``path``."""
-    ask = Ask(job=job(*ops), catalog=cast("Any", None), environment=NOT_LOOKED, devices=NOT_LOOKED, timeout=900.0)
+    ask = Ask(
+        job=job(*ops, quick=quick), catalog=cast("Any", None), environment=NOT_LOOKED, devices=NOT_LOOKED, timeout=900.0
+    )
     run = numerics.lane_run(ask, lane, "")
     return replace(run, environment={**run.environment, **({"PYTHONPATH": str(path)} if path else {})})
 
@@ -110,11 +113,11 @@ class Trial:
         return self.asked != "caught" or (self.live and bool(self.codes))
 
 
-def trial(name: str, lane: LaneName, healthy: Lane) -> Trial:
+def trial(name: str, lane: LaneName, healthy: Lane, *, quick: bool = False) -> Trial:
     """Run the default cells of the fault's op on a copy of fla that has it."""
     fault: Fault = FAULTS[name]
     with tempfile.TemporaryDirectory() as folder:
-        faulty = observe(lane_run(lane, fault.op, path=patched_fla(Path(folder), name)))
+        faulty = observe(lane_run(lane, fault.op, path=patched_fla(Path(folder), name), quick=quick))
     found = findings(faulty, fault.op)
     live = changed(healthy, faulty) and launched(healthy, fault.kernel)
     words = "; ".join(f"{outcome.code} {outcome.message}" for outcome in found)

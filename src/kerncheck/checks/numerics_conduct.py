@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kerncheck.checks.numerics import other_release, unusable_reason
-from kerncheck.checks.numerics_reading import Op, near, ops, running, severity, wanted
+from kerncheck.checks.numerics_reading import Op, close, ops, running, severity, wanted
 from kerncheck.checks.registry import Case, check
 from kerncheck.kernels import OpSpec
 from kerncheck.model.base import Broken, seen
@@ -172,7 +172,7 @@ def margins_clear(case: Case, say: Say) -> Iterator[Outcome]:
     """An error between half the limit and the limit is worth a look before the next upgrade.
 
     What it checks
-        The largest margin of each tensor of each op that is right by KC401 and KC402.
+        The root mean square error of each tensor of each op that is right by KC401 and KC402, as part of its limit.
     Why it matters
         Healthy kernels stay below 0.5 in all our runs. One that does not may be about to cross the limit with another
         shape, or has lost precision that its release notes do not mention.
@@ -183,21 +183,21 @@ def margins_clear(case: Case, say: Say) -> Iterator[Outcome]:
         for this run.
     """
     for op in running(case):
-        close = near(op.sightings)
-        if close:
-            names = ", ".join(f"{name} at {item.value:.2f}" for name, item in close.items())
-            first = next(iter(close.values()))
+        tight = close(op.sightings)
+        if tight:
+            names = ", ".join(f"{name} at {item.near.value:.2f}" for name, item in tight.items() if item.near)
+            first = next(iter(tight.values()))
             yield say.failed(
                 op.id,
                 f"close to the limit: {names}",
-                found=f"{first.margin.words if first.margin else ''} in {first.place}",
+                found=f"{first.near.words if first.near else ''} in {first.place}",
                 wanted="at most half the limit, as healthy kernels have",
                 remedy="compare with a snapshot of a release that you trust; nothing has to be done for this run",
                 evidence=op.evidence,
                 severity="warning",
             )
         elif all(item.value <= 1 for item in op.sightings):
-            yield say.passed(op.id, "no margin above 0.5", op.evidence)
+            yield say.passed(op.id, "no error above half its limit", op.evidence)
 
 
 @check("KC411", "every op's own check ran", needs=("numerics",))

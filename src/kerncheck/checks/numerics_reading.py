@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from kerncheck.checks.numerics_rule import UNCALIBRATED, WARN, Margin, margin
+from kerncheck.checks.numerics_rule import UNCALIBRATED, WARN, Margin, margin, near
 from kerncheck.checks.registry import Case
 from kerncheck.kernels import OpSpec, all_specs
 from kerncheck.model.base import Evidence, seen
@@ -31,6 +31,11 @@ class Sighting:
     def value(self) -> float:
         """The margin as a number, 0 without one."""
         return self.margin.value if self.margin else 0.0
+
+    @cached_property
+    def near(self) -> Margin | None:
+        """The margin that a warning is given by."""
+        return None if self.tensor.zero else near(self.tensor)
 
     @property
     def structural(self) -> str:
@@ -157,10 +162,16 @@ def wrong(sightings: tuple[Sighting, ...]) -> dict[str, Sighting]:
     return worst_of([item for item in sightings if item.value > 1])
 
 
-def near(sightings: tuple[Sighting, ...]) -> dict[str, Sighting]:
-    """Return the worst sighting of every tensor that is close to its limit, and nowhere over it."""
+def close(sightings: tuple[Sighting, ...]) -> dict[str, Sighting]:
+    """Return the closest sighting of every tensor that comes near its limit, and is nowhere over one."""
     over = wrong(sightings)
-    return worst_of([item for item in sightings if WARN < item.value <= 1 and item.tensor.name not in over])
+    found: dict[str, Sighting] = {}
+    for item in sightings:
+        if item.near and WARN < item.near.value <= 1 and item.tensor.name not in over:
+            other = found.get(item.tensor.name)
+            if other is None or other.near is None or other.near.value < item.near.value:
+                found[item.tensor.name] = item
+    return found
 
 
 def worst_of(sightings: list[Sighting]) -> dict[str, Sighting]:

@@ -18,7 +18,8 @@ FLOOR = 8 * 2.0**-24
 """What fp32 arithmetic may cost beyond the eager run, in units of the tensor: eight roundings."""
 GAIN_SEEDS = 4  # with fewer, the standard error of the mean is itself too uncertain
 WARN = 0.5
-"""From this part of the limit on a margin is worth a warning; the largest null margin of the norm rule was 0.46."""
+"""From this part of the limit on, the norm rule is worth a warning; its largest null margin was 0.46. The other two
+rules have wider null distributions, and a healthy kernel may come near them."""
 UNCALIBRATED = 3.0
 """On a GPU the constants are not calibrated: between 1 and 3 times the limit is a warning (design.md)."""
 
@@ -51,6 +52,11 @@ def margin(seen: TensorSeen, seeds: int) -> Margin | None:
     unit = ROUND_OFF[seen.precision]
     found = (of_norm(seen.sizes, unit), of_block(seen.sizes, unit), of_gain(seen.sizes, unit, seeds))
     return max((item for item in found if item is not None), key=lambda item: item.value, default=None)
+
+
+def near(seen: TensorSeen) -> Margin | None:
+    """Return the margin of the norm rule alone, by which a warning is given."""
+    return None if seen.sizes is None else of_norm(seen.sizes, ROUND_OFF[seen.precision])
 
 
 def of_norm(sizes: Sizes, unit: float) -> Margin | None:

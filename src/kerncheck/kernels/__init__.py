@@ -63,8 +63,9 @@ class CellPlan:
     ``lengths``: one length makes a batch of all seeds; several are packed sequences (``cu_seqlens``, ``seq_idx``).
     ``seeds`` are pooled. ``sizes`` are head and channel numbers. ``upstream`` is how the gradient reaches the outputs
     (``random``, ``sum``, ``cat``). ``cuts``: instead of errors, look for outputs that change when every token from
-    there on is changed. ``repeats``: runs that must give the same bits. ``quick``: part of a quick run. ``lanes`` are
-    those that run it (empty: all), ``configuration`` the index of the autotune configuration in emulation.
+    there on is changed. ``repeats``: runs that must give the same bits. ``wide``: more seeds for the eager yardstick.
+    ``quick``: part of a quick run. ``lanes`` are those that run it (empty: all), ``configuration`` the index of the
+    autotune configuration in emulation.
     """
 
     name: str
@@ -77,6 +78,7 @@ class CellPlan:
     initial_state: bool = False
     cuts: tuple[int, ...] = ()
     repeats: int = 0
+    wide: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
     quick: bool = False
     lanes: tuple[str, ...] = ()

@@ -20,6 +20,8 @@ import torch.nn.functional as F  # noqa: N812 - the name that torch's own docume
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from kerncheck.kernels._precision import stored
+
 EPSILON = 1e-6  # of the l2 norm inside the kernels, under the root: fla 0.6.0, modules/norm/l2norm.py
 CHUNK = 64  # fla 0.6.0's default chunk_size, ops/gated_delta_rule/chunk.py
 Power = Callable[[Tensor], Tensor]
@@ -64,7 +66,7 @@ def draw(plan: dict[str, Any], dtype: torch.dtype, generator: torch.Generator) -
         inputs["q"][:, 11::40] = 0
         inputs["beta"][:, 3::7] = 0
         inputs["beta"][:, 5::7] = 1
-        inputs["v"][:, length // 2] *= 100
+        inputs["v"][..., sizes["HV"] // 2 :, :] *= 100
     drawn = {name: tensor.to(dtype) for name, tensor in inputs.items()}
     drawn["g"] = gates(plan["regime"], value[:3], generator)
     if plan["initial_state"]:
@@ -137,23 +139,41 @@ def chunks(x: Tensor) -> Tensor:
     return x.unflatten(2, (-1, CHUNK))
 
 
-def chunked(inputs: dict[str, Tensor], state: Tensor, power: Power = Tensor.exp, unit_of: float = 1.0) -> Pair:
+def running(x: Tensor) -> Tensor:
+    """Sum along the last axis, one by one in the dtype of x (torch.cumsum adds fp32 up in fp64)."""
+    sums = [x[..., 0]]
+    for entry in x.unbind(-1)[1:]:
+        sums.append(sums[-1] + entry)
+    return torch.stack(sums, -1)
+
+
+def base_2(x: Tensor) -> Tensor:
+    """Return summed log-gates in base 2, as the kernels sum them."""
+    return running(x) * (1 / math.log(2))
+
+
+def base_e(x: Tensor) -> Tensor:
+    """Return summed log-gates in base e."""
+    return x.cumsum(-1)
+
+
+def chunked(inputs: dict[str, Tensor], state: Tensor, power: Power = Tensor.exp, summed: Power = base_e) -> Pair:
     """The same for one sequence, chunk by chunk, in fp32 whatever the inputs' dtype; differentiable by autograd.
 
-    ``power`` turns summed log-gates into factors, and ``unit_of`` brings them into its base.
+    ``summed`` adds log-gates up, and ``power`` turns the sums into factors.
     """
     heads, length = inputs["v"].shape[2], inputs["v"].shape[1]
     wide = {name: tensor.float() for name, tensor in inputs.items() if name != "h0"}
     q = chunks(shared(unit(wide["q"]), heads)) * wide["q"].shape[-1] ** -0.5
     k = chunks(shared(unit(wide["k"]), heads))
     v, beta = chunks(wide["v"]), chunks(wide["beta"])[..., None]
-    total = chunks(wide["g"]).cumsum(-1) * unit_of
+    total = summed(chunks(wide["g"]))
     lower = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=q.device).tril()
     decay = power((total[..., :, None] - total[..., None, :]).masked_fill(~lower, -math.inf))
-    within = (k @ k.transpose(-1, -2)) * decay * beta
+    within = stored((k @ k.transpose(-1, -2)) * decay * beta)
     solved = UnitLowerInverse.apply(within.tril(-1))
     written, read = solved @ (v * beta), solved @ (k * beta * power(total)[..., None])
-    scores = (q @ k.transpose(-1, -2)) * decay
+    scores = stored((q @ k.transpose(-1, -2)) * decay)
     state, outputs = state.float(), []
     for n in range(total.shape[2]):
         fresh = written[:, :, n] - read[:, :, n] @ state
@@ -161,7 +181,7 @@ def chunked(inputs: dict[str, Tensor], state: Tensor, power: Power = Tensor.exp,
         outputs.append(carried + scores[:, :, n] @ fresh)
         last = total[:, :, n, -1]
         faded = fresh * power(last[..., None] - total[:, :, n])[..., None]
-        state = state * power(last)[..., None, None] + k[:, :, n].transpose(-1, -2) @ faded
+        state = state * stored(power(last))[..., None, None] + k[:, :, n].transpose(-1, -2) @ faded
     return torch.cat(outputs, 2)[:, :, :length].movedim(1, 2), state
 
 
@@ -192,12 +212,12 @@ def eager(inputs: dict[str, Tensor], plan: dict[str, Any], rule: Any = chunked) 
 
 
 def eager_base2(inputs: dict[str, Tensor], plan: dict[str, Any]) -> dict[str, Tensor]:
-    """The same with gates summed in base 2, as the kernels do.
+    """The same with gates summed in base 2 and fp32, as the kernels do.
 
     A second yardstick: sums of strong gates round in units of 1e-4, a few weak ones among them decide the error of a
-    block, and the ratio of two such errors has heavy tails. The larger of two independent roundings does not.
+    block, and the ratio of two such errors has heavy tails. The larger of two roundings does not.
     """
-    return eager(inputs, plan, lambda piece, state: chunked(piece, state, torch.exp2, 1 / math.log(2)))
+    return eager(inputs, plan, lambda piece, state: chunked(piece, state, torch.exp2, base_2))
 
 
 def natural(outputs: dict[str, Tensor], upstream: dict[str, Tensor], plan: dict[str, Any]) -> dict[str, Tensor]:

@@ -231,6 +231,26 @@ def compared(value: Any, right: Tensor, others: list[Tensor], dtype: torch.dtype
     return {**seen, "digest": "" if value is None else _errors.digest(value)}
 
 
+def widened(form: Form, plan: Plan, dtype: torch.dtype, device: str, seen: list[Any]) -> None:
+    """Add the eager errors over more seeds to the yardstick; the fused op does not run for it.
+
+    The gradient of a gate has one number for each token and head, and its rounding errors are shared by whole chunks:
+    on four seeds alone the eager error can be low by chance, and a healthy kernel looks bad beside it.
+    """
+    plan = {**plan, "seeds": plan["wide"], "seed": plan["seed"] + 7}
+    inputs, weights = draw(form, plan, dtype, device)
+    truth, natural = truth_of(form, inputs, plan, weights)
+    eagers = eager_runs(form, inputs, plan, weights, dtype)
+    for item in (item for item in seen if "sizes" in item):
+        gradient = item["role"] == "gradient"
+        group, name = ("gradients", item["name"][1:]) if gradient else ("outputs", item["name"])
+        right = getattr(truth, group)[name].detach()
+        scale = max(_errors.rms(right), _errors.rms(natural[name]) if gradient and name in natural else 0.0)
+        mine = max(item["sizes"]["rms_reference"], item["sizes"]["natural"])
+        errors = [_errors.rms(getattr(run, group)[name].detach().double() - right) for run in eagers]
+        item["sizes"]["rms_eager"] += [error / scale * mine for error in errors if scale]
+
+
 def unwritten(fused: Fused, inputs: Tensors, plan: Plan, weights: Tensors, seen: list[Any]) -> list[str]:
     """Return the tensors that hold NaN only when fresh memory does: their kernels left a part of them unwritten."""
     if not any(item.get("nonfinite") for item in seen):
@@ -327,6 +347,8 @@ def cell(form: Form, function: Any, plan: Plan, device: Any) -> dict[str, Any]:
     truth, natural = truth_of(form, inputs, plan, weights)
     eagers = eager_runs(form, inputs, plan, weights, dtype)
     seen = tensors(form, run, truth, eagers, natural, dtype)
+    if plan["wide"]:
+        widened(form, plan, dtype, device.TORCH_DEVICE, seen)
     gone = [
         item["name"][1:] for item in seen if item["role"] == "gradient" and (item.get("absent") or item.get("zero"))
     ]

@@ -64,16 +64,17 @@ ONE = 150  # two chunks and a part of a third
 SMALL = {"H": 1, "HV": 2, "K": 32, "V": 32}
 ODD = {"H": 2, "HV": 4, "K": 60, "V": 100}  # neither is a power of two, and two value heads share a key head
 SILU = {"activation": True}
+WIDE = 12  # further seeds for the eager yardstick (see kernels/_observe.py)
 AS_TRAINED = {"states": False}  # a training step asks for no final state
 
 EMULATED = {
     "chunk_delta_rule": (
-        CellPlan("weak gates", "weak", (ONE,), SMALL, quick=True),
-        CellPlan("weak gates, packed", "weak", PACKED, SMALL, configuration=1, initial_state=True),
-        CellPlan("model gates, packed", "model", PACKED, SMALL, configuration=2, options=AS_TRAINED),
-        CellPlan("extreme gates, packed", "extreme", PACKED[:4], SMALL),
-        CellPlan("edge values", "edge", (70,), SMALL),
-        CellPlan("odd sizes", "weak", (70,), ODD, seeds=2, configuration=2, upstream="sum"),
+        CellPlan("weak gates", "weak", (ONE,), SMALL, wide=WIDE, quick=True),
+        CellPlan("weak gates, packed", "weak", PACKED, SMALL, configuration=1, initial_state=True, wide=WIDE),
+        CellPlan("model gates, packed", "model", PACKED, SMALL, configuration=2, options=AS_TRAINED, wide=WIDE),
+        CellPlan("extreme gates, packed", "extreme", PACKED[:4], SMALL, wide=WIDE),
+        CellPlan("edge values", "edge", (70,), SMALL, wide=WIDE),
+        CellPlan("odd sizes", "weak", (70,), ODD, seeds=2, configuration=2, upstream="sum", wide=WIDE),
         CellPlan("causality", "weak", (100,), SMALL, seeds=1, cuts=(40, 70)),
     ),
     "recurrent_delta_rule": (
