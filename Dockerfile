@@ -77,6 +77,7 @@ SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 ARG MODEL=qwen
 ARG TARGETS=h200
 ARG DRIVER=""
+ARG WARM=""
 
 # Slim, with what Triton compiles its launcher with at the first launch: gcc and the C library's headers. Python's own are in
 # the base image; libcuda is mounted by the container toolkit on the node.
@@ -98,9 +99,10 @@ ENV TRITON_CACHE_DIR=/home/app/.triton/cache \
 WORKDIR /home/app
 USER 10001
 
-# Compiles every configuration for the targets; the node still benchmarks them once.
+# Compiles every configuration for the targets; the node still benchmarks them once. WARM holds further options.
+# hadolint ignore=SC2086 # the words of WARM are options
 RUN set -- && for target in ${TARGETS}; do set -- "$@" --target "${target}"; done \
- && kerncheck warm --model "${MODEL}" "$@" --python /usr/local/bin/python
+ && kerncheck warm --model "${MODEL}" "$@" ${WARM} --python /usr/local/bin/python
 
 # The gate. It stays the last step, so that nothing changes what was judged.
 # hadolint ignore=DL3059 # a step of its own, so that a failure says no more than the verdict
