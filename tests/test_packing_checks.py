@@ -251,10 +251,10 @@ def test_undeclared_packing_is_a_table_and_never_a_finding():
     assert codes(told) == []
     rows = {outcome.subject: outcome.message for outcome in the(told, "KC505", "note")}
     assert "leaks (convolution: 3 tokens" in rows["position_ids"]
-    assert "with use_cache on, full attention leaks too" in rows["position_ids"]
+    assert "full attention leaks too (position_ids)" in rows["use_cache"]
     assert f"refused: {REFUSAL}" in rows["seq_idx"]
     assert ": safe" in rows["both"]
-    assert "stand-in" in rows["both"]
+    assert "causal_conv1d_fn" in rows["stand-in"]
     assert {outcome.code for outcome in told.unjudged} == set()
     assert the(told, "KC501", "not_judged")
 

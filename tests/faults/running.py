@@ -90,7 +90,7 @@ def judged(asked: Job, **section: Packing | Step) -> Report:
 
 def codes(report: Report) -> list[str]:
     """Return the codes of the findings; no check may have crashed."""
-    assert report.crashes == ()
+    assert [crash.detail for crash in report.crashes] == []
     return sorted(outcome.code for outcome in report.findings)
 
 

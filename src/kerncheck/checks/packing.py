@@ -210,14 +210,16 @@ def table_of_conventions(case: Case, say: Say) -> Iterator[Outcome]:
         Declare what the job uses (--packing) to have it judged.
     """
     packing = seen(case.snapshot.packing)
-    assumed = f" (assuming {', '.join(packing.standins)}: stand-in)" if packing.standins else ""
-    for convention in CONVENTIONS:
-        off, on = packing.cell(convention, use_cache=False), packing.cell(convention, use_cache=True)
-        if off is None:
-            continue
-        told = row(packing, off)
-        extra = cache_row(off, on)
-        yield say.note(convention, f"{read.sent_words(convention)}: {told}{extra}{assumed}", packing.evidence)
+    pairs = [(convention, packing.cell(convention, use_cache=False)) for convention in CONVENTIONS]
+    rows = [(convention, cell) for convention, cell in pairs if cell is not None]
+    for convention, cell in rows:
+        yield say.note(convention, f"{read.sent_words(convention)}: {row(packing, cell)}", packing.evidence)
+    worse = [name for name, cell in rows if worse_with_cache(cell, packing.cell(name, use_cache=True))]
+    if worse:
+        message = f"with use_cache on, full attention leaks too ({', '.join(worse)}); training needs use_cache=False"
+        yield say.note("use_cache", message, packing.evidence)
+    if packing.standins:
+        yield say.note("stand-in", f"the table assumes {', '.join(packing.standins)}: an eager stand-in ran")
 
 
 def row(packing: Packing, cell: Cell | Unseen) -> str:
@@ -231,13 +233,13 @@ def row(packing: Packing, cell: Cell | Unseen) -> str:
     return f"leaks ({read.where(cell)})" if read.leaks(packing, cell) else "safe"
 
 
-def cache_row(off: Cell | Unseen, on: Cell | Unseen | None) -> str:
-    """Return what use_cache adds, or nothing."""
+def worse_with_cache(off: Cell | Unseen, on: Cell | Unseen | None) -> bool:
+    """Tell whether full attention leaks in a layer only when use_cache is on."""
     if not isinstance(on, Cell) or not isinstance(off, Cell) or on.refused or off.refused:
-        return ""
+        return False
     before = {call.layer for call in off.seams if call.seam == "attention" and read.foreign(call)}
     after = {call.layer for call in on.seams if call.seam == "attention" and read.foreign(call)}
-    return "; with use_cache on, full attention leaks too" if after - before else ""
+    return bool(after - before)
 
 
 @check("KC506", "boundaries reach the seams", needs=("packing",))

@@ -60,7 +60,7 @@ def bind_standins(device: str, request: dict[str, Any]) -> tuple[str, ...]:
     A package that is absent from a CUDA build of torch stays absent: there the environment is judged as it is. A CPU
     build cannot have it, so the stand-in speaks for the GPU build of the same environment.
     """
-    required = {op["op"] for op in request.get("required", ())}
+    required = {op["op"] for op in request.get("required", ()) if op.get("training", True)}
     compiled = [spec for spec in all_specs() if spec.import_name == "causal_conv1d" and spec.id in required]
     if device != "emulate" or not compiled:
         return ()
