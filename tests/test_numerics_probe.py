@@ -6,6 +6,7 @@ extension would be, so that our calls, counting and comparison run without a GPU
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from dataclasses import replace
 
@@ -67,23 +68,51 @@ def test_healthy_kernels_are_right_and_their_launches_and_tiles_are_seen(lane):
 def test_upstream_gradients_reach_the_op_in_the_strides_that_models_make():
     import torch
 
-    from kerncheck.kernels import _observe
+    from kerncheck.kernels._fused import Run, differentiate
 
     strides = {}
     for kind in ("random", "cat", "sum"):
-        out = torch.zeros(1, 8, 4, requires_grad=True)
-        inner = out * 1
-        inner.register_hook(lambda grad, kind=kind: strides.__setitem__(kind, grad.stride()))
-        _observe.loss({"y": inner}, {"y": torch.ones(1, 8, 4)}, kind).backward()
+        x = torch.zeros(1, 8, 4, requires_grad=True)
+        out = x * 1
+        out.register_hook(lambda grad, kind=kind: strides.__setitem__(kind, grad.stride()))
+        differentiate(Run(outputs={"y": out}), {"x": x}, {"y": torch.ones(1, 8, 4)}, kind)
     assert strides == {"random": (32, 4, 1), "cat": (96, 12, 1), "sum": (0, 0, 0)}
+
+
+def test_a_write_to_the_upstream_gradient_is_seen():
+    import torch
+
+    from kerncheck.kernels._forms import Form
+    from kerncheck.kernels._fused import Fused
+
+    class Greedy(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(_ctx, grad):
+            return grad.mul_(2)
+
+    class Device:
+        launches = staticmethod(lambda: contextlib.nullcontext([]))
+        synchronize = staticmethod(lambda: None)
+
+    call = lambda op, inputs, _plan: {"y": op(inputs["x"])}  # noqa: E731
+    form = Form(axes={"x": "std", "y": "std"}, draw=None, call=call, reference=None, eagers=(), batched=True)
+    plan = {"upstream": "random", "extension": ""}
+    values, weights = {"x": torch.ones(1, 4, 2)}, {"y": torch.ones(1, 4, 2)}
+    assert Fused(form, Greedy.apply, Device).one(values, plan, weights).changed == ("dy",)
+    assert Fused(form, lambda x: x * 2, Device).one(values, plan, weights).changed == ()
+    assert Fused(form, lambda x: x.data.zero_() + x, Device).one(values, plan, weights).changed == ("x",)
 
 
 def test_fresh_memory_is_nan_only_inside_and_the_flag_is_restored():
     import torch
 
-    from kerncheck.kernels import _observe
+    from kerncheck.kernels._fused import poisoned
 
-    with _observe.poisoned(fill=True):
+    with poisoned(fill=True):
         inside = torch.empty(64)
     assert inside.isnan().all()
     assert not torch.are_deterministic_algorithms_enabled()
