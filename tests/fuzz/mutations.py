@@ -169,7 +169,7 @@ def unread(file: BinaryFile) -> bool:
 
 def hostile(folder: Path, count: int, seed: int) -> Iterator[tuple[Path, float]]:
     """Write and examine mutated files, one after the other at one path; yield it with the seconds that it took."""
-    chance, whole = random.Random(seed), seeds(folder / "seeds")  # noqa: S311 - mutations, no secrets
+    chance, whole = random.Random(seed), seeds(folder / "seeds")
     path = folder / "mutated.so"
     for number in range(count):
         path.write_bytes(mutated(whole[number % len(whole)], chance))
@@ -182,7 +182,7 @@ def hostile(folder: Path, count: int, seed: int) -> Iterator[tuple[Path, float]]
 
 def hostile_fatbins(count: int, seed: int) -> Counter[str]:
     """Read mutated fat binaries from memory; return how they ended."""
-    chance, ends = random.Random(seed), Counter()  # noqa: S311 - mutations, no secrets
+    chance, ends = random.Random(seed), Counter()
     whole = (
         codes_of("sm_75", "sm_80", "compute_80")
         + bytes(16)
