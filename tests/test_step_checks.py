@@ -365,6 +365,16 @@ def test_a_stand_in_is_never_counted_as_fused():
     assert told.exit_code == 0
 
 
+def test_an_op_of_an_unknown_package_is_not_judged_in_the_interpreter_and_a_finding_on_a_gpu():
+    op = "mamba_ssm.ops.triton.ssd_combined:mamba_chunk_scan_combined"
+    asked = job(RequiredOp(op=op, layer_type="linear_attention"))
+    eager_bound = run([], uses=uses("eager", seam="mamba_chunk_scan_combined", op=op), alone=())
+    told = report(section(fused=eager_bound), asked)
+    assert (codes(told), told.exit_code) == ([], 3)
+    assert "no description" in the(told, "KC601", "not_judged")[0].message
+    assert codes(report(section(fused=eager_bound, evidence="measured", visible=1), asked)) == ["KC601"]
+
+
 # Compiled ops on a GPU: seen by the profiler, or not judged
 
 

@@ -140,6 +140,6 @@ def sent_words(convention: Sent) -> str:
 def shown(packing: Packing) -> str:
     """Return what the statement is about: the pack, the layers, the attention and the stand-ins."""
     pack = " + ".join(str(length) for length in packing.lengths)
-    kinds = [f"{packing.layer_types.count(kind)} {kind}" for kind in dict.fromkeys(packing.layer_types)]
+    kinds = ", ".join(f"{packing.layer_types.count(kind)} {kind}" for kind in dict.fromkeys(packing.layer_types))
     standins = f"; eager stand-in for {', '.join(packing.standins)}" if packing.standins else ""
-    return f"examples of {pack} tokens, {', '.join(kinds)} layers, {packing.attention or 'own'} attention{standins}"
+    return f"examples of {pack} tokens; layers: {kinds}; {packing.attention or 'own'} attention{standins}"

@@ -47,6 +47,11 @@ class OpRun:
         return spec.library if spec else "triton"
 
     @property
+    def unknown(self) -> bool:
+        """Whether no kernel file describes the op, and the interpreter may not be able to run its kernels."""
+        return find_spec(self.op.op) is None
+
+    @property
     def learned(self) -> Alone | None:
         """What the op did alone in this environment."""
         return self.run.lonely(self.op.op)
@@ -131,18 +136,24 @@ def seam_ops(job: Job) -> list[RequiredOp]:
     return [op for op in job.needed if op.role == "seam"]
 
 
+def without_ops(job: Job, step: Step, say: Say) -> Iterator[Outcome]:
+    """Say why no op can be judged: the model requires none, or there is no finished step."""
+    if not seam_ops(job):
+        yield say.not_applicable("step", "the model requires no fused op in training")
+    else:
+        yield from unfinished(step, say)
+
+
 def named(what: str, step: Step, device: OnDevice) -> str:
     """Return a subject: with the device where there are several."""
     return what if len(step.devices) == 1 else f"{what} on {device.device}"
 
 
-def unfinished(job: Job, step: Step, say: Say) -> Iterator[Outcome]:
-    """Say of each device without a finished step why nothing more can be judged there, and of a job without such ops.
+def unfinished(step: Step, say: Say) -> Iterator[Outcome]:
+    """Say of each device without a finished step why nothing more can be judged there.
 
     A step that broke is KC606's finding; one that could not run is not judged by anybody.
     """
-    if not seam_ops(job):
-        yield say.not_applicable("step", "the model requires no fused op in training")
     for device in step.devices:
         run = device.fused
         if isinstance(run, Missing):

@@ -33,7 +33,7 @@ def op_ran(case: Case, say: Say) -> Iterator[Outcome]:
         installed package itself falls back: update or reinstall it for this torch, and restart.
     """
     step = seen(case.snapshot.step)
-    yield from read.unfinished(case.job, step, say)
+    yield from read.without_ops(case.job, step, say)
     for item in read.ops_run(case.job, step):
         yield presence(case, say, step, item)
 
@@ -50,6 +50,9 @@ def presence(case: Case, say: Say, step: Step, item: OpRun) -> Outcome:
         return say.passed(item.subject, message + read.stands_for(case.job, item.op), step.evidence)
     if all(use.bound in ("package", "hub") for use in item.uses) and (not item.uses or item.unseen):
         return say.not_judged(item.subject, item.unseen or "the step called no seam of this name; nothing was seen")
+    if item.unknown and step.evidence == "emulated":
+        reason = "kerncheck has no description of this op's package: whether the interpreter could run it is not known"
+        return say.not_judged(item.subject, f"{reason}; {bound(item)}")
     return say.failed(
         item.subject,
         f"did not run in the training step: the eager reference ran in {len(item.layers)} layers without an error",
@@ -114,7 +117,7 @@ def every_layer(case: Case, say: Say) -> Iterator[Outcome]:
         Look at what the named layers have bound, and at what differs in their configuration.
     """
     step = seen(case.snapshot.step)
-    yield from read.unfinished(case.job, step, say)
+    yield from read.without_ops(case.job, step, say)
     for item in read.ops_run(case.job, step):
         missing = [layer for layer in item.layers if layer not in item.complete]
         if not item.complete:
@@ -160,7 +163,7 @@ def nothing_twice(case: Case, say: Say) -> Iterator[Outcome]:
         Find the wrapper or patch around the op (KC3 shows what is bound) and remove the second computation.
     """
     step = seen(case.snapshot.step)
-    yield from read.unfinished(case.job, step, say)
+    yield from read.without_ops(case.job, step, say)
     for item in read.ops_run(case.job, step):
         if not item.complete:
             yield say.not_applicable(item.subject, "the fused op ran in no layer, or was not judged (KC601)")
@@ -206,7 +209,7 @@ def less_work(case: Case, say: Say) -> Iterator[Outcome]:
         Compare the two runs by module in the snapshot (kerncheck verify --format json, section step).
     """
     step = seen(case.snapshot.step)
-    yield from read.unfinished(case.job, step, say)
+    yield from read.without_ops(case.job, step, say)
     for device in step.devices:
         items = [item for item in read.ops_run(case.job, step) if item.device is device]
         if items:

@@ -28,7 +28,7 @@ def same_result(case: Case, say: Say) -> Iterator[Outcome]:
         calls it: arguments that the seam drops, a patched module.
     """
     step = seen(case.snapshot.step)
-    yield from read.unfinished(case.job, step, say)
+    yield from read.unfinished(step, say)
     for device in step.devices:
         if isinstance(device.fused, Run) and device.fused.phase == "done":
             yield agreement(say, step, device, device.fused)
@@ -176,7 +176,7 @@ def gradients_complete(case: Case, say: Say) -> Iterator[Outcome]:
         KC4 names the op and the input; use a version of the package with that gradient.
     """
     step = seen(case.snapshot.step)
-    yield from read.unfinished(case.job, step, say)
+    yield from read.unfinished(step, say)
     for device in step.devices:
         if isinstance(device.fused, Run) and device.fused.phase == "done":
             yield complete(say, step, device, device.fused)

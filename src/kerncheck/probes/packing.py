@@ -272,10 +272,11 @@ def reach(state: State, bound: Any, args: Any, kwargs: Any, result: Any) -> tupl
     """
     import torch
 
-    outputs = next(tensors_in(result)).detach()
-    dim = token_dim(state, outputs)
-    if dim is None:
+    outputs = next(tensors_in(result), None)  # none: some references decline and leave the work to others
+    dim = None if outputs is None else token_dim(state, outputs)
+    if outputs is None or dim is None:
         return None, None
+    outputs = outputs.detach()
     generator = torch.Generator().manual_seed(1)
 
     def other(value: Any) -> Any:
