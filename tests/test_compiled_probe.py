@@ -16,7 +16,7 @@ from kerncheck.checks import compiled as checks
 from kerncheck.checks.registry import Case
 from kerncheck.judge import judge
 from kerncheck.model.base import Missing
-from kerncheck.model.compiled import Call, Compiled, Configuration, Kernel, Phase, Rehearsal, Result, Toolchain
+from kerncheck.model.compiled import Call, Compiled, Configuration, Facts, Kernel, Phase, Rehearsal, Result, Toolchain
 from kerncheck.model.job import Job, RequiredOp
 from kerncheck.model.snapshot import Snapshot
 from kerncheck.models import resolve
@@ -32,7 +32,7 @@ CHUNK = "fla.ops.gated_delta_rule:chunk_gated_delta_rule"
 NORM = "fla.modules:FusedRMSNormGated"
 DQKWG = "chunk_bwd_kernel_dqkwg"
 DHU = "chunk_gated_delta_rule_bwd_kernel_dhu_blockdim64"
-FWD_H = "chunk_gated_delta_rule_fwd_kernel_h_blockdim64"
+FWD_O = "chunk_fwd_kernel_o"
 ALL = (checks.kernels_compile, checks.configurations_fit, checks.ptxas_knows, checks.registers_spill, checks.cold_cache)
 
 DECISIONS = """
@@ -141,33 +141,34 @@ def test_every_other_target_gets_its_own(target, dhu, warps, tiles, flag, tmp_pa
     assert not told["flags"]["IS_NVIDIA_HOPPER"]
 
 
-def test_a_kernel_that_needs_more_than_a_t4_has_is_reported(tmp_path):
+def test_a_kernel_of_which_no_configuration_fits_is_reported(tmp_path):
+    """On a GPU with 16 KB for a block. fla 0.6.0 fits its tiles to every real one: 24,576 bytes on a T4 at K=V=256."""
     script = f"""
 from kerncheck.compat import triton_target
-picked = launches["{FWD_H}"]
+picked = launches["{FWD_O}"]
 told["results"] = [triton_target.compile_launch(launch) for launch in picked]
 told["choices"] = [[launch.id, launch.number, launch.choice] for launch in picked]
 """
-    told = decisions(
-        "t4", tmp_path, script, sizes={"H": 1, "HV": 1, "K": 256, "V": 256}, training=False, dtype="float16"
-    )
-    assert not told["flags"]["IS_TF32_SUPPORTED"]
+    asked = options("h200", calls(CHUNK, training=False), {"private": str(tmp_path)})
+    asked["target"]["shared_memory"] = 16384
+    told = child(SURVEY + DECISIONS + script + SHOW, {"options": asked, "archs": ARCHS})
+    assert told["memory"] == {arch: [False, False] for arch in ARCHS}
     items = tuple(Configuration(id=one, number=number, choice=choice) for one, number, choice in told["choices"])
-    call = Call(
-        op=CHUNK, phases=(Phase(phase="forward", kernels=(Kernel(name=FWD_H, of=len(items), configurations=items),)),)
-    )
-    target = parse_target("t4", CATALOG)
-    tried = Rehearsal(
-        target=target,
-        facts=plan.facts_of(target, CATALOG),
-        toolchain=Toolchain(knows=True, target="sm_75"),
-        calls=(call,),
-        results=tuple(msgspec.convert(told["results"], list[Result])),
-    )
-    outcomes = said(Compiled(rehearsals=(tried,)), job("t4"))
-    (finding,) = [outcome for outcome in outcomes if outcome.status == "failed"]
-    assert (finding.code, finding.subject) == ("KC702", f"t4: {FWD_H}")
-    assert "65,536 bytes" in finding.message
+    kernel = Kernel(name=FWD_O, of=len(items), configurations=items)
+    outcomes = {}
+    for limit in (16384, 232448):
+        tried = Rehearsal(
+            target=parse_target("h200", CATALOG),
+            facts=msgspec.convert({**asked["target"], "shared_memory": limit}, Facts),
+            toolchain=Toolchain(knows=True, target="sm_90a"),
+            calls=(Call(op=CHUNK, phases=(Phase(phase="forward", kernels=(kernel,)),)),),
+            results=tuple(msgspec.convert(told["results"], list[Result])),
+        )
+        outcomes[limit] = said(Compiled(rehearsals=(tried,)), job("h200"))
+    (finding,) = [outcome for outcome in outcomes[16384] if outcome.status == "failed"]
+    assert (finding.code, finding.subject) == ("KC702", f"h200: {FWD_O}")
+    assert "no configuration fits the 16,384 bytes" in finding.message
+    assert not any(outcome.status == "failed" for outcome in outcomes[232448])
 
 
 def job(*targets, required=(CHUNK, NORM), **changes):

@@ -1,8 +1,8 @@
 """Triton with a driver that answers for an absent GPU: launches are noted, then compiled, never run. Children only.
 
 The one place that touches Triton's private parts for compile-ahead. Written against triton 3.7.1 and 3.9.0
-(``knobs.runtime.jit_cache_hook``, ``knobs.compilation.listener``, ``JITFunction.run``, ``Autotuner._bench`` and
-``Autotuner.check_disk_cache``).
+(``knobs.runtime.jit_cache_hook``, ``knobs.compilation.listener``, ``JITFunction.run``, ``Autotuner.run``, ``_bench`` and
+``check_disk_cache``).
 
 Two steps. In the *survey* every launch of an op is noted with the constants and types that Triton would compile it
 for, each configuration of each autotuned kernel included, and nothing is compiled. Then single launches are compiled
@@ -234,7 +234,15 @@ def note_launches() -> None:
             return SURVEY.note(really_run, kernel, arguments, options)
         return really_run(kernel, *arguments, warmup=True, **options)
 
+    really_tune = Autotuner.run
+
+    def tune(tuner: Any, *arguments: Any, **options: Any) -> Any:
+        if SURVEY.active:
+            tuner.cache.clear()  # what an earlier call chose must not hide the configurations of this one
+        return really_tune(tuner, *arguments, **options)
+
     JITFunction.run = run
+    Autotuner.run = tune
     Autotuner._bench = bench  # noqa: SLF001
     Autotuner.check_disk_cache = never_stored
     knobs.runtime.jit_cache_hook = SURVEY.compilation
