@@ -1,8 +1,8 @@
 """Triton with a driver that answers for an absent GPU: launches are noted, then compiled, never run. Children only.
 
-The one place that touches Triton's private parts for compile-ahead. Written against triton 3.7.1 and 3.9.0
-(``knobs.runtime.jit_cache_hook``, ``knobs.compilation.listener``, ``JITFunction.run``, ``Autotuner.run``, ``_bench`` and
-``check_disk_cache``).
+The one place that touches Triton's private parts for compile-ahead. Written against triton 3.7.1 and 3.9.0: hooks
+``knobs.runtime.jit_cache_hook`` and ``knobs.compilation.listener``, and in the launch ``JITFunction.run``,
+``Autotuner.run``, ``_bench`` and ``check_disk_cache``.
 
 Two steps. In the *survey* every launch of an op is noted with the constants and types that Triton would compile it
 for, each configuration of each autotuned kernel included, and nothing is compiled. Then single launches are compiled
