@@ -96,7 +96,7 @@ def test_a_healthy_op_passes_every_check_with_evidence_lanes_and_margins():
     passed = next(item for item in outcomes if item.code == "KC402")
     assert passed.evidence == "emulated"
     assert "dg 0." in passed.message
-    assert "bf16; weak gates" in passed.message
+    assert "in bf16: weak gates" in passed.message
 
 
 def test_kc409_cannot_fail_in_emulation_and_says_so():

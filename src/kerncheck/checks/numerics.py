@@ -122,7 +122,7 @@ def passed_words(op: Op, sightings: tuple[Sighting, ...]) -> str:
     """Return the words of a pass: the worst margin of each tensor, then lanes and cells."""
     worst = worst_of(list(sightings))
     margins = ", ".join(f"{name} {item.value:.2f}" for name, item in worst.items())
-    return f"margins {margins} (1 is the limit); {op.where}"
+    return f"margins {margins} (1 is the limit) {op.where}"
 
 
 def tensors_wrong(case: Case, say: Say, op: Op, bad: dict[str, Sighting], sightings: tuple[Sighting, ...]) -> Outcome:

@@ -113,8 +113,8 @@ class Op:
     def where(self) -> str:
         """Lanes and regimes, for a pass."""
         lanes = ", ".join(dict.fromkeys(lane.title for lane, _ in self.compared))
-        names = ", ".join(dict.fromkeys(cell.name for _, cell in self.compared))
-        return f"{lanes}; {names}"
+        names = "; ".join(dict.fromkeys(cell.name for _, cell in self.compared))
+        return f"in {lanes}: {names}"
 
     def severity_of(self, worst: float) -> Severity:
         """Return the severity of a margin: on a GPU, up to three times the limit is a warning."""
