@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import replace
 from itertools import product
 
@@ -14,7 +15,7 @@ from kerncheck import catalog as catalogs
 from kerncheck import pin_sheet, pins
 from kerncheck.checks.registry import Case, all_checks
 from kerncheck.cli import run
-from kerncheck.errors import UsageError
+from kerncheck.errors import MatrixError, UsageError
 from kerncheck.formats import constraints
 from kerncheck.judge import judge
 from kerncheck.model.environment import (
@@ -336,3 +337,32 @@ def test_a_capability_has_no_machine_of_its_own():
     assert wanted("sm_90").machine == "x86_64"
     assert wanted("sm_90").gpus == (Target(text="sm_90", cc="9.0"),)
     assert wanted("gh200").machine == "aarch64"
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "said"),
+    [
+        (
+            "kernels/causal_conv1d.toml",
+            '{ torch = ["2.4"], python = ["3.13"] }',
+            '{ torch = ["2.3"], python = ["3.13"] }',
+            "kernels/causal_conv1d.toml: wheels (version '1.5.2'), exclude: '2.3' is none of the values",
+        ),
+        (
+            "kernels/causal_conv1d.toml",
+            '{ torch = ["2.4"], python = ["3.13"] }',
+            "{}",
+            "kernels/causal_conv1d.toml: wheels (version '1.5.2'), exclude: a set without any list",
+        ),
+        ("image.toml", 'text = "No space left', 'text = "(No space left', "image.toml: build ("),
+        ("gpus.toml", 'machine = "aarch64"', 'machine = "arm"', "gpus.toml: gpu"),
+    ],
+)
+def test_rows_that_pins_read_are_checked(tmp_path, file, old, new, said):
+    folder = tmp_path / "matrices"
+    shutil.copytree(CATALOG.directory, folder)
+    text = (folder / file).read_text()
+    assert old in text
+    (folder / file).write_text(text.replace(old, new, 1))
+    with pytest.raises(MatrixError, match=re.escape(said)):
+        catalogs.load(folder)
