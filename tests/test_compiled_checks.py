@@ -93,6 +93,18 @@ def statuses(outcomes):
     return [outcome.status for outcome in outcomes]
 
 
+def test_each_check_has_its_code():
+    found = (
+        checks.kernels_compile,
+        checks.configurations_fit,
+        checks.ptxas_knows,
+        checks.driver_runs_output,
+        checks.registers_spill,
+        checks.cold_cache,
+    )
+    assert [check.code for check in found] == ["KC701", "KC702", "KC703", "KC704", "KC705", "KC706"]
+
+
 def test_what_compiles_passes_as_rehearsed_and_never_as_working():
     (outcome,) = said(checks.kernels_compile, rehearsal(*WHOLE))
     assert (outcome.status, outcome.evidence) == ("passed", "rehearsed")
