@@ -367,7 +367,7 @@ def test_missing_package_on_a_cuda_build_and_on_a_cpu_build(tmp_path):
     stand_in_torch(tmp_path, "2.13.0+cpu", None)
     on_cpu = judge_environment(tmp_path)
     assert codes(on_cpu) == set()
-    assert [outcome.subject for outcome in on_cpu.of("not_applicable")] == ["causal_conv1d"]
+    assert [outcome.subject for outcome in on_cpu.of("not_applicable") if outcome.code == "KC201"] == ["causal_conv1d"]
     extension(conv_package(tmp_path))
     assert clean(tmp_path)
 

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from kerncheck.checks.registry import FAMILIES
-from kerncheck.formats.sentence import environment_line, headline, last_line
+from kerncheck.formats.sentence import environment_line, headline, last_line, short
 from kerncheck.model.outcome import Outcome
 from kerncheck.privacy import redacted
 from kerncheck.report import Report
@@ -119,7 +119,8 @@ def print_notes(console: Console, report: Report) -> None:
         line(console, "\nWorth knowing", "bold")
     for outcome in notes:
         waived = f" [waived: {outcome.waived}]" if outcome.waived else ""
-        line(console, f"{outcome.code} {outcome.message}{waived}", indent=2)
+        subject = "" if short(outcome.subject) in outcome.message else f"{short(outcome.subject)}: "
+        line(console, f"{outcome.code} {subject}{outcome.message}{waived}", indent=2)
 
 
 def print_not_judged(console: Console, report: Report, verbose: int) -> None:
