@@ -216,7 +216,6 @@ def test_afterwards_a_node_compiles_nothing_and_times_everything(tmp_path, monke
         facts=plan.facts_of(target, CATALOG),
         calls=asked,
         cache={"fill": str(folder)},
-        extra=dict(warm.SMALL),
     )
     item = warm.warm(one, GIVEN, Supervisor(sys.executable))
     assert [result.compiled for result in item.filled.results] == [True] * 18

@@ -30,7 +30,7 @@ from kerncheck.supervise import Supervisor, why
 from kerncheck.targets import parse_targets
 
 UNSET = frozenset({"", "0", "false", "off", "no"})
-SMALL = {"TRITON_STORE_BINARY_ONLY": "1"}  # machine code and metadata: a fifth of what Triton keeps by default
+EVERYTHING = {"TRITON_STORE_BINARY_ONLY": "0"}
 TIMINGS = "*.autotune.json"
 NUMBERS = ("tokens", "batch", "tensor_parallel")
 SAVES = "saves: the compilation of these kernels in every process whose Triton, fla, ptxas and variables are those here"
@@ -135,7 +135,7 @@ def errand(target: Target, given: Mapping[str, Any], job: Job, catalog: Catalog,
         calls=calls,
         cache={"fill": str(folder)},
         timeout=given["timeout"] or 0.0,
-        extra={} if given["keep_ir"] else dict(SMALL),
+        extra=dict(EVERYTHING) if given["keep_ir"] else {},
     )
 
 
@@ -181,7 +181,7 @@ def warm(one: plan.Errand, given: Mapping[str, Any], supervisor: Supervisor) -> 
             raise differing(name, value)
     if seen.survey is not None or not seen.toolchain.knows:
         return Warmed(seen, seen)
-    return Warmed(walk(one, supervisor), walk(replace(one, extra=dict(SMALL)), supervisor))
+    return Warmed(walk(one, supervisor), walk(one, supervisor))
 
 
 def walk(one: plan.Errand, supervisor: Supervisor) -> Rehearsal:

@@ -129,11 +129,10 @@ def salient(result: Result) -> str:
 
 
 def last_words(broken: Broken) -> str:
-    """Return the last line that a process printed before it ended, without our own."""
+    """Return what a process printed before it ended: the line that tells of an error, else the last one."""
     lines = [line.strip() for line in broken.detail.splitlines() if line.strip()]
-    own = [line for line in lines if not line.startswith("kerncheck compiles: ")]
-    told = next((line for line in own if "UNREACHABLE" in line or "error" in line.lower()), "")
-    return (told or (own[-1] if own else ""))[:300]
+    told = next((line for line in lines if "UNREACHABLE" in line or "error" in line.lower()), "")
+    return (told or (lines[-1] if lines else ""))[:300]
 
 
 def least_spill(tally: Tally) -> str:

@@ -23,7 +23,6 @@ from kerncheck.probes import cubin
 
 OLDEST = (3, 4)  # the first with ``triton.knobs``, whose hooks this module stands on
 MOST_CHARACTERS = 4000
-BREADCRUMB = "kerncheck compiles: "  # the last such line in a dead child's output names what killed it
 
 
 class UnsupportedTritonError(Exception):
@@ -301,19 +300,21 @@ def surveying() -> Iterator[None]:
         SURVEY.active = False
 
 
-def compile_launch(launch: Launch) -> dict[str, Any]:
+def compile_launch(launch: Launch, note: str = "") -> dict[str, Any]:
     """Compile one launch for the target, or take it from Triton's cache. Returns plain data; never raises Exception.
 
     Sizes are bytes, ``registers`` and ``local_memory`` those of one thread, ``seconds`` of CPU time, ptxas included
     (wall time tells more of what else the machine does). Where it did not compile, ``exception`` and ``error`` say
-    why, and ``detail`` holds what the compiler printed meanwhile.
+    why, and ``detail`` holds what the compiler printed meanwhile. The file ``note`` names the launch, in case that
+    the compiler takes the process along.
     """
     from triton import knobs
 
     hits: list[bool] = []
     knobs.compilation.listener = lambda *, cache_hit, **_rest: hits.append(cache_hit)
+    if note:
+        write_note(note, launch.label())
     printed = Printed()
-    printed.line(BREADCRUMB + launch.label())
     started = cpu_seconds()
     found: dict[str, Any] = {"id": launch.id, "compiled": False}
     try:
@@ -360,6 +361,14 @@ def reason(error: BaseException) -> str:
     return text if len(text) <= MOST_CHARACTERS else f"{text[:half]}\n[...]\n{text[-half:]}"
 
 
+def write_note(file: str, text: str) -> None:
+    """Write a file whole. A folder that cannot be written costs the name of what killed a process, and no more."""
+    with contextlib.suppress(OSError):
+        os.makedirs(os.path.dirname(file), exist_ok=True)
+        with open(file, "w", encoding="utf-8") as opened:
+            opened.write(text)
+
+
 class Printed:
     """What the compiler's C++ part prints to stderr: its diagnostics are told nowhere else.
 
@@ -373,14 +382,8 @@ class Printed:
         seen = os.fstat(2)
         return seen.st_size if stat.S_ISREG(seen.st_mode) else None
 
-    def line(self, text: str) -> None:
-        """Write a line, past any buffer, so that it stands there when the process dies."""
-        with contextlib.suppress(OSError):
-            os.write(2, f"{text}\n".encode())
-        self._start = self._size()
-
     def since(self) -> str:
-        """Return the end of what was printed since the last line of ours."""
+        """Return the end of what was printed since this object was made."""
         end = self._size()
         if self._start is None or end is None:
             return ""

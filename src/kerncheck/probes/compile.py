@@ -149,4 +149,6 @@ def compile_share(case: dict[str, Any], state: dict[str, Any]) -> list[dict[str,
     phases = {phase["phase"]: phase for phase in state["calls"][case["call"]]["phases"]}
     own = phases[case["phase"]]["own"] if case["phase"] in phases else []
     wanted = [launch for launch in own if launch.number == 1 or not state["quick"]]
-    return [triton_target.compile_launch(launch) for launch in wanted[case["part"] :: case["parts"]]]
+    return [
+        triton_target.compile_launch(launch, case.get("note", "")) for launch in wanted[case["part"] :: case["parts"]]
+    ]

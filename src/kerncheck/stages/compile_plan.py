@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import re
+import shutil
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -149,9 +154,13 @@ def facts_of(target: Target, catalog: Catalog) -> Facts | None:
 
 
 def compile_runs(errand: Errand) -> list[ProbeRun]:
-    """Return the children of an errand. The first one also tells the survey; each takes every n-th share."""
+    """Return the children of an errand. The first one also tells the survey; each takes every n-th share.
+
+    A child notes in a file which compilation each share is in: what a dying compiler prints may bury anything else.
+    """
     children = max(1, min(MOST_CHILDREN, os.cpu_count() or 1))
-    shared = shares(errand.calls)
+    note = private_folder() / re.sub(r"\W+", "_", errand.target.text)
+    shared = [{**case, "note": f"{note}-{number}"} for number, case in enumerate(shares(errand.calls))]
     return [
         compile_run(
             errand,
@@ -210,6 +219,14 @@ def environment() -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": "",
         "TRITON_INTERPRET": "0",
         "FLA_CACHE_RESULTS": "0",
+        "TRITON_STORE_BINARY_ONLY": "1",  # machine code and metadata: a fifth of what Triton keeps by default
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
     }
+
+
+def private_folder() -> Path:
+    """Return the folder of this process's compiling children. It is removed when the process ends at the latest."""
+    folder = Path(tempfile.gettempdir()) / f"kerncheck-compile-{os.getpid()}"
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
-import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +12,15 @@ from kerncheck.model.base import Broken, Missing
 from kerncheck.model.compiled import Call, Compiled, Facts, Lost, Phase, Rehearsal, Result, Toolchain
 from kerncheck.model.job import Job, Target
 from kerncheck.stages.common import Ask
-from kerncheck.stages.compile_plan import Errand, compile_runs, facts_of, planned_calls, triton_ops
+from kerncheck.stages.compile_plan import (
+    Errand,
+    compile_runs,
+    facts_of,
+    planned_calls,
+    private_folder,
+    triton_ops,
+)
 from kerncheck.supervise import Answers, ProbeRun
-
-BREADCRUMB = "kerncheck compiles: "  # written by compat/triton_target.py before each compilation
 
 
 def runs(ask: Ask) -> list[ProbeRun]:
@@ -44,16 +46,8 @@ def errand(target: Target, planned: list[dict[str, Any]], ask: Ask) -> Errand | 
     )
 
 
-def private_folder() -> Path:
-    """Return the folder that this process's children compile into. It is removed when the process ends."""
-    folder = Path(tempfile.gettempdir()) / f"kerncheck-compile-{os.getpid()}"
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
 def collect(ask: Ask, answers: list[Answers]) -> Compiled | Missing:
     """Put the targets together."""
-    shutil.rmtree(private_folder(), ignore_errors=True)
     job = ask.job
     if not job.targets:
         return Missing(reason="no target was named (--target)")
@@ -70,6 +64,7 @@ def collect(ask: Ask, answers: list[Answers]) -> Compiled | Missing:
         for target in job.targets
         if facts_of(target, ask.catalog) is None
     }
+    shutil.rmtree(private_folder(), ignore_errors=True)
     return Compiled(quick=job.quick, rehearsals=tuple(found), unplanned=unplanned)
 
 
@@ -134,10 +129,9 @@ def read_phase(told: dict[str, Any]) -> Phase:
 
 def read_lost(case: dict[str, Any], answer: Missing | Broken, told: list[Call], *, quick: bool) -> Lost:
     """Say which compilations a share that was not answered would have made, and which it was in."""
-    detail = answer.detail if isinstance(answer, Broken) else ""
-    last = [line for line in detail.splitlines() if line.startswith(BREADCRUMB)]
-    ids = share_ids(case, told, quick=quick)
-    return Lost(name=case["name"], why=answer, ids=ids, at=last[-1].removeprefix(BREADCRUMB) if last else "")
+    note = Path(case["note"])
+    at = note.read_text(errors="replace") if isinstance(answer, Broken) and note.is_file() else ""
+    return Lost(name=case["name"], why=answer, ids=share_ids(case, told, quick=quick), at=at)
 
 
 def share_ids(case: dict[str, Any], told: list[Call], *, quick: bool) -> tuple[str, ...]:
