@@ -154,6 +154,14 @@ def test_an_op_that_ignores_the_boundaries_it_got_is_named():
     assert "DataCollator" not in found.remedy
 
 
+def test_a_model_that_does_not_pass_the_boundaries_on_is_not_told_to_send_them():
+    leaking = cell(leak=True, seams=(conv(None, reach=(2, 3, 0)), rule(BOUNDARIES), attention()))
+    told = report(section(leaking))
+    assert codes(told) == ["KC501", "KC506"]
+    assert "does not pass the boundaries on" in told.findings[0].remedy
+    assert all("DataCollator" not in found.remedy for found in told.findings)
+
+
 REFUSAL = "ValueError: `causal_conv1d_fn` can't keep packed sequences apart without `causal_conv1d`."
 
 

@@ -6,7 +6,13 @@ from kerncheck.model.job import Convention
 from kerncheck.model.packing import Cell, Packing, SeamCall, Sent, Unseen
 from kerncheck.supervise import why
 
-WORDS = {"causal_conv1d_fn": "convolution", "chunk_gated_delta_rule": "delta rule", "attention": "full attention"}
+WORDS = {
+    "causal_conv1d_fn": "convolution",
+    "chunk_gated_delta_rule": "delta rule",
+    "chunk_kda": "delta rule of KDA",
+    "mamba_chunk_scan_combined": "state-space scan",
+    "attention": "full attention",
+}
 COLLATOR = (
     "send cu_seq_lens_q, cu_seq_lens_k and seq_idx with every packed batch: "
     "DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True) or the trainer's equivalent; "
@@ -106,13 +112,19 @@ def layer_list(calls: list[SeamCall]) -> str:
 
 
 def leak_remedy(declared: Convention, cell: Cell) -> str:
-    """Return what to do about a leak: send what is missing, or replace what ignores it."""
-    ignoring = sorted({call.implementation for call in cell.seams if foreign(call) and got_boundaries(call)})
-    if not ignoring:
-        return COLLATOR
-    names = ", ".join(ignoring)
-    advice = f"{names} was given the boundaries and ignores them: update that package, or train without packing"
-    return advice if declared == "both" else f"{advice}; also {COLLATOR}"
+    """Return what to do about a leak: send what is missing, or replace what ignores it or does not pass it on."""
+    leaking = [call for call in cell.seams if foreign(call)]
+    ignoring = sorted({call.implementation for call in leaking if got_boundaries(call)})
+    advice = []
+    if ignoring:
+        advice.append(f"{', '.join(ignoring)} was given the boundaries and ignores them: update that package")
+    if declared != "both":
+        advice.append(COLLATOR)
+    elif any(not got_boundaries(call) for call in leaking):
+        advice.append("this model's code in transformers does not pass the boundaries on: use a version that does")
+    if declared == "both":
+        advice.append("until then train without packing")
+    return "; ".join(advice)
 
 
 def got_boundaries(call: SeamCall) -> bool:

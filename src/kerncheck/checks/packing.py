@@ -255,7 +255,8 @@ def boundaries_arrive(case: Case, say: Say) -> Iterator[Outcome]:
     Example
         seq_idx sent, but None at causal_conv1d_fn in layer 1.
     How to fix
-        Update transformers (boundaries are passed to linear attention since huggingface/transformers#45034).
+        Use a transformers whose code for this model passes boundaries on (Qwen3.5 and Qwen3-Next do since
+        huggingface/transformers#45034), or train without packing.
     """
     packing, declared = seen(case.snapshot.packing), case.job.packing
     if declared is None:
@@ -287,7 +288,7 @@ def arrived(say: Say, packing: Packing, calls: list[SeamCall], name: str, wanted
         f"{name} was sent and did not arrive as sent in {read.layer_list(wrong)}",
         found=f"{name} = {list(got) if got is not None else None}",
         wanted=f"{name} with the boundaries {list(wanted)}",
-        remedy="update transformers: boundaries are passed to linear attention since huggingface/transformers#45034; "
-        "until then train without packing",
+        remedy="use a transformers whose code for this model passes boundaries on (Qwen3.5 and Qwen3-Next do since "
+        "huggingface/transformers#45034); until then train without packing",
         evidence=packing.evidence,
     )
