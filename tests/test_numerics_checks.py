@@ -187,6 +187,14 @@ def test_kc405_what_is_malformed_is_told_once(change, words):
     assert words in found["KC405"].message
 
 
+def test_kc405_one_malformed_tensor_is_one_finding_even_if_it_is_wrong_elsewhere():
+    broken = with_tensor(HEALTHY, "o", nonfinite=7, sizes=None)
+    elsewhere = replace(with_error(with_error(HEALTHY, "o", 0.4), "dq", 0.4), name="model gates")
+    outcomes = judged(section(broken, elsewhere))
+    assert {item.code for item in outcomes if item.status == "failed"} == {"KC405"}
+    assert {item.code: item.status for item in outcomes}["KC402"] == "note"
+
+
 def test_kc406_changed_inputs():
     found = failed(section(replace(HEALTHY, changed=("q", "do"))))
     assert set(found) == {"KC406"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kerncheck.checks.numerics_reading import Op, Sighting, ops, right, running, versions, worst_of, wrong
+from kerncheck.checks.numerics_reading import Op, Sighting, ops, right, running, versions, worst_of
 from kerncheck.checks.registry import Case, check
 from kerncheck.model.base import Broken, Missing, seen
 from kerncheck.model.numerics import Lane
@@ -69,13 +69,13 @@ def outputs_right(case: Case, say: Say) -> Iterator[Outcome]:
         its Triton, and verify again. Compare with a snapshot of a machine where it passes.
     """
     for op in running(case):
-        bad = wrong(op.outputs)
+        bad = op.wrong_outputs
         if bad:
             yield tensors_wrong(case, say, op, bad, op.outputs)
-        elif compared(op.outputs):
+        elif compared(op, op.outputs):
             yield say.passed(op.id, passed_words(op, op.outputs), op.evidence)
         else:
-            yield say.not_applicable(op.id, "its outputs hold nothing to compare (KC405, KC408)")
+            yield say.not_applicable(op.id, "its outputs are malformed (KC405, KC408)")
 
 
 @check("KC402", "gradients are right", needs=("numerics",))
@@ -96,26 +96,29 @@ def gradients_right(case: Case, say: Say) -> Iterator[Outcome]:
         its Triton, and verify again.
     """
     for op in running(case):
-        bad = wrong(op.gradients)
+        bad = op.wrong_gradients
         gone = worst_of([item for item in op.gradients if item.missing])
         if not case.job.training:
             yield say.not_applicable(op.id, "inference needs no gradient")
         elif not op.has_backward:
             yield say.not_applicable(op.id, "it has no backward (KC403)")
-        elif wrong(op.outputs) and bad:
+        elif bad and not op.outputs_sound:
             names = ", ".join(bad)
-            yield say.note(op.id, f"gradients differ too ({names}); its outputs are wrong already (KC401)", op.evidence)
+            yield say.note(op.id, f"gradients differ too ({names}); its outputs are wrong (KC401, KC405)", op.evidence)
         elif gone:
             yield gradients_missing(say, op, gone)
         elif bad:
             yield tensors_wrong(case, say, op, bad, op.gradients)
-        elif compared(op.gradients):
+        elif compared(op, op.gradients):
             yield say.passed(op.id, passed_words(op, op.gradients), op.evidence)
+        else:
+            yield say.not_applicable(op.id, "its gradients are malformed (KC405, KC408)")
 
 
-def compared(sightings: tuple[Sighting, ...]) -> bool:
+def compared(op: Op, sightings: tuple[Sighting, ...]) -> bool:
     """Tell whether every tensor has a margin, so that a pass speaks of all of them."""
-    return bool(sightings) and all(item.margin is not None for item in sightings)
+    usable = all(item.margin is not None and item.tensor.name not in op.malformed for item in sightings)
+    return bool(sightings) and usable
 
 
 def passed_words(op: Op, sightings: tuple[Sighting, ...]) -> str:

@@ -97,6 +97,27 @@ class Op:
         """Gradients."""
         return tuple(item for item in self.sightings if item.tensor.role == "gradient")
 
+    @cached_property
+    def malformed(self) -> frozenset[str]:
+        """Tensors of which KC405 or KC408 tells: what else is wrong with them has the same cause."""
+        holes = {name for _, cell in self.compared for name in cell.unwritten}
+        return frozenset(holes | {item.tensor.name for item in self.sightings if item.structural})
+
+    @property
+    def wrong_outputs(self) -> dict[str, Sighting]:
+        """Outputs and states over their limit, worst first, as KC401 tells them."""
+        return wrong(tuple(item for item in self.outputs if item.tensor.name not in self.malformed))
+
+    @property
+    def outputs_sound(self) -> bool:
+        """Whether nothing is wrong with the outputs, so that a wrong gradient has a cause of its own."""
+        return not self.wrong_outputs and not any(item.tensor.name in self.malformed for item in self.outputs)
+
+    @property
+    def wrong_gradients(self) -> dict[str, Sighting]:
+        """Gradients over their limit, worst first, as KC402 tells them."""
+        return wrong(tuple(item for item in self.gradients if item.tensor.name not in self.malformed))
+
     @property
     def has_backward(self) -> bool:
         """Whether every compared cell could be differentiated."""
