@@ -107,15 +107,21 @@ def test_a_write_to_the_upstream_gradient_is_seen():
     assert Fused(form, lambda x: x.data.zero_() + x, Device).one(values, plan, weights).changed == ("x",)
 
 
-def test_fresh_memory_is_nan_only_inside_and_the_flag_is_restored():
+def test_fresh_memory_is_filled_only_inside_and_the_flag_is_restored():
     import torch
 
-    from kerncheck.kernels._fused import poisoned
+    from kerncheck.kernels._fused import Zeroed, poisoned
 
-    with poisoned(fill=True):
+    with poisoned():
         inside = torch.empty(64)
+        like = torch.empty_like(inside)
     assert inside.isnan().all()
+    assert like.isnan().all()
     assert not torch.are_deterministic_algorithms_enabled()
+    del inside, like
+    with Zeroed():
+        zeros = [torch.empty(64), torch.empty_like(torch.ones(64)), torch.ones(2).new_empty(64), torch.empty(8, 8).t()]
+    assert all((x == 0).all() for x in zeros)
 
 
 def test_a_package_that_is_not_there_is_said_to_be_unimportable():

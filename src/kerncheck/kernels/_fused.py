@@ -5,14 +5,27 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kerncheck.kernels._entries import entries
 from kerncheck.kernels._forms import Form, Plan, Tensors
+
+ALLOCATIONS = (
+    torch.ops.aten.empty,
+    torch.ops.aten.empty_like,
+    torch.ops.aten.empty_strided,
+    torch.ops.aten.empty_permuted,
+    torch.ops.aten.new_empty,
+    torch.ops.aten.new_empty_strided,
+)
+Fill = Callable[[], AbstractContextManager[Any]]
+"""What fresh memory is filled with while the op runs: ``poisoned`` or ``Zeroed``."""
 
 
 @dataclass
@@ -31,7 +44,7 @@ class Run:
 
 
 @contextlib.contextmanager
-def poisoned(*, fill: bool) -> Iterator[None]:
+def poisoned() -> Iterator[None]:
     """Fill memory that torch allocates without a value with NaN, so that what a kernel leaves unwritten shows.
 
     The fill is done in ATen and reaches compiled extensions too; it comes with deterministic algorithms, which is why
@@ -40,11 +53,24 @@ def poisoned(*, fill: bool) -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warn_only names torch's own nondeterministic operations
-        torch.use_deterministic_algorithms(fill or before, warn_only=True)
+        torch.use_deterministic_algorithms(mode=True, warn_only=True)
         try:
             yield
         finally:
             torch.use_deterministic_algorithms(before)
+
+
+class Zeroed(TorchDispatchMode):  # type: ignore[misc]
+    """Fill such memory with zeros: NaN that is gone then came from memory that nobody wrote, not from arithmetic.
+
+    Without any fill it proves nothing, for freed memory may hold the NaN of the last run.
+    """
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Run one operation."""
+        out = func(*args, **(kwargs or {}))
+        fresh = func.overloadpacket in ALLOCATIONS and isinstance(out, Tensor) and out.is_floating_point()
+        return out.zero_() if fresh else out
 
 
 def leaves(inputs: Tensors, form: Form) -> Tensors:
@@ -112,16 +138,16 @@ class Fused:
         ]
         return {name: torch.cat([outputs[name] for outputs in found]) for name in found[0]}
 
-    def one(self, inputs: Tensors, plan: Plan, weights: Tensors, *, fill: bool = True) -> Run:
+    def one(self, inputs: Tensors, plan: Plan, weights: Tensors, *, fill: Fill = poisoned) -> Run:
         """Run forward and backward once on one batch; note launches and which inputs were changed."""
         given = leaves(inputs, self.form)
         weights = {name: w.detach().clone() for name, w in weights.items()}
         watched = {**{name: x.detach() for name, x in given.items()}, **{f"d{name}": w for name, w in weights.items()}}
         kept = {name: x.clone() for name, x in watched.items()}
-        with poisoned(fill=fill), self.watch(plan) as forward:
+        with fill(), self.watch(plan) as forward:
             run = Run(outputs=self.form.call(self.function, given, plan))
             self.device.synchronize()
-        with poisoned(fill=fill), self.watch(plan) as backward:
+        with fill(), self.watch(plan) as backward:
             try:
                 differentiate(run, given, weights, plan["upstream"])
                 self.device.synchronize()
@@ -141,7 +167,7 @@ class Fused:
             yield names
             names += [*launched, *entered]
 
-    def all(self, inputs: Tensors, plan: Plan, weights: Tensors, *, fill: bool = True) -> Run:
+    def all(self, inputs: Tensors, plan: Plan, weights: Tensors, *, fill: Fill = poisoned) -> Run:
         """Run all seeds, and put seed by seed together what ran alone."""
         if self.form.batched:
             return self.one(inputs, plan, weights, fill=fill)

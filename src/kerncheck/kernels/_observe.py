@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kerncheck.kernels import _errors
 from kerncheck.kernels._forms import Form, Plan, Tensors
-from kerncheck.kernels._fused import Fused, Run, eager_run
+from kerncheck.kernels._fused import Fused, Run, Zeroed, eager_run, poisoned
 from kerncheck.kernels._precision import Round
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -98,7 +98,7 @@ def unwritten(fused: Fused, inputs: Tensors, plan: Plan, weights: Tensors, seen:
     """Return the tensors that hold NaN only when fresh memory does: their kernels left a part of them unwritten."""
     if not any(item.get("nonfinite") for item in seen):
         return []
-    plain = fused.all(inputs, plan, weights, fill=False)
+    plain = fused.all(inputs, plan, weights, fill=Zeroed)
     values = {**plain.outputs, **{f"d{name}": x for name, x in plain.gradients.items()}}
     return [item["name"] for item in seen if item.get("nonfinite") and bool(values[item["name"]].isfinite().all())]
 
@@ -148,7 +148,7 @@ def leaks(fused: Fused, inputs: Tensors, plan: Plan) -> list[int]:
     generator = torch.Generator().manual_seed(plan["seed"] + 1)
     timed = {name for name, axes in fused.form.axes.items() if "t" in axes}
     found = []
-    with torch.no_grad():
+    with torch.no_grad(), poisoned():
         before = fused.forward(inputs, plan)
         for start in plan["cuts"]:
             other = {name: x.clone() for name, x in inputs.items()}
