@@ -211,3 +211,32 @@ def test_the_cuda_device_refuses_where_there_is_none():
         CUDA_VISIBLE_DEVICES="",
     )
     assert told == {"why": "torch sees no CUDA device", "inside": False, "configurations": {}}
+
+
+def test_the_cuda_device_counts_entries_where_triton_has_no_launch_hook(tmp_path):
+    kernels = tmp_path / "one_kernel.py"
+    kernels.write_text(
+        "import triton\nimport triton.language as tl\n\n@triton.jit\ndef fill(out):\n    tl.store(out, 1.0)\n"
+    )
+    told = child(
+        """
+        from kerncheck.devices import cuda
+        import torch, one_kernel
+        from triton.runtime.jit import JITFunction
+        before, raised = JITFunction.run, ""
+        with cuda.entered() as seen:
+            try:
+                one_kernel.fill[(1,)](torch.zeros(1))
+            except Exception as error:
+                raised = str(error)
+        with cuda.launches() as hooked:
+            pass
+        tell(seen=seen, raised=raised, restored=JITFunction.run is before, hooked=hooked)
+        """,
+        PYTHONPATH=str(tmp_path),
+        CUDA_VISIBLE_DEVICES="",
+    )
+    assert told["seen"] == ["fill"]
+    assert "driver" in told["raised"]
+    assert told["restored"]
+    assert told["hooked"] == []

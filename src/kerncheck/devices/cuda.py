@@ -76,13 +76,14 @@ def inside() -> bool:
 
 @contextlib.contextmanager
 def launches() -> Iterator[list[str]]:
-    """Collect the names of the Triton kernels launched in this block, in order, with Triton's launch hook."""
-    seen: list[str] = []
+    """Collect the names of the Triton kernels launched in this block, in order."""
     try:
         from triton import knobs
-    except ImportError:  # Triton is absent, or older than 3.4 and without knobs
-        yield seen
+    except ImportError:
+        with entered() as seen:  # Triton before 3.4 has no such hook, and without Triton there is nothing to see
+            yield seen
         return
+    seen = []
 
     def note(metadata: Any) -> None:
         seen.append(str(metadata.get()["name"]))
@@ -92,6 +93,29 @@ def launches() -> Iterator[list[str]]:
         yield seen
     finally:
         knobs.runtime.launch_enter_hook.remove(note)
+
+
+@contextlib.contextmanager
+def entered() -> Iterator[list[str]]:
+    """Collect the names of the kernels whose ``JITFunction.run`` is entered in this block, in order."""
+    seen: list[str] = []
+    try:
+        from triton.runtime.jit import JITFunction
+    except ImportError:
+        yield seen
+        return
+    original = JITFunction.run
+
+    def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        if not warmup:
+            seen.append(kernel.fn.__name__)
+        return original(kernel, *args, grid=grid, warmup=warmup, **kwargs)
+
+    JITFunction.run = run
+    try:
+        yield seen
+    finally:
+        JITFunction.run = original
 
 
 def blocks() -> dict[str, int]:
