@@ -46,7 +46,7 @@ def kernel(name, count):
 
 
 def call(*kernels, op=CHUNK, **changes):
-    ids = tuple(item.id for one in kernels for item in one.configurations)
+    ids = tuple((item.id,) for one in kernels for item in one.configurations)
     phase = Phase(phase="forward", kernels=kernels, own=ids)
     return Call(**{"op": op, "phases": (phase,), **changes})
 

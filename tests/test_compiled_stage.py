@@ -128,7 +128,7 @@ def item(number):
 def survey(count=4):
     kernel = {"name": "k", "module": "m", "of": count, "grid": [1], "constants": {}, "types": {}}
     kernel["configurations"] = [item(number) for number in range(1, count + 1)]
-    ids = [one["id"] for one in kernel["configurations"]]
+    ids = [[one["id"]] for one in kernel["configurations"]]
     phase = {"phase": "forward", "kernels": [kernel], "own": ids, "problem": None}
     tool = {"triton": "3.9.0", "version": "13.4.59", "release": "13.4", "knows": True, "message": "", "variables": {}}
     return {"toolchain": tool, "calls": [{"phases": [phase], "elsewhere": {}}], "seconds": 0.1}

@@ -19,6 +19,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from kerncheck.compat import triton_repeats
 from kerncheck.probes import cubin
 
 OLDEST = (3, 4)  # the first with ``triton.knobs``, whose hooks this module stands on
@@ -41,6 +42,12 @@ class Launch:
         self.number, self.of = 1, 1
         self.constants: dict[str, Any] = {}
         self.types: dict[str, str] = {}
+
+    def family(self) -> str:
+        """Return what configurations have in common that may come to the same code (``compat/triton_repeats.py``)."""
+        rest = {name: value for name, value in self.choice.items() if name != "num_stages"}
+        fixed = {name: value for name, value in self.constants.items() if name not in self.choice}
+        return str((self.module, self.name, fixed, self.types, rest))
 
     def label(self) -> str:
         """Return the kernel and its configuration, as messages name it."""
@@ -216,6 +223,7 @@ def stand_in(facts: dict[str, Any]) -> None:
     from triton.runtime.driver import driver
 
     driver.set_active(StandIn(facts))
+    triton_repeats.remember()
     note_launches()
     note_backends()
 

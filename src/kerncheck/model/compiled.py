@@ -73,11 +73,14 @@ class Kernel(Frozen):
 
 
 class Phase(Frozen):
-    """A forward or backward pass. ``own`` are the ids that no earlier pass asked for; ``problem`` is what it raised."""
+    """A forward or backward pass; ``problem`` is what it raised.
+
+    ``own`` are the ids that no earlier pass asked for, those together that differ in the number of stages alone.
+    """
 
     phase: PhaseName
     kernels: tuple[Kernel, ...] = ()
-    own: tuple[str, ...] = ()
+    own: tuple[tuple[str, ...], ...] = ()
     problem: Broken | None = None
 
 

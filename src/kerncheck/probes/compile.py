@@ -86,11 +86,15 @@ def survey_phase(name: str, step: Callable[[], None]) -> Phase:
 
 
 def owners(surveyed: list[dict[str, Any]]) -> None:
-    """Give each distinct compilation to the first pass that asks for it."""
+    """Give each distinct compilation to the first pass that asks for it; those that may come out alike together."""
     seen: set[str] = set()
     for call in surveyed:
         for phase in call["phases"]:
-            phase["own"] = [launch for launch in phase["launches"] if launch.id not in seen]
+            families: dict[str, list[Any]] = {}
+            for launch in phase["launches"]:
+                if launch.id not in seen:
+                    families.setdefault(launch.family(), []).append(launch)
+            phase["own"] = list(families.values())
             seen |= {launch.id for launch in phase["launches"]}
 
 
@@ -111,7 +115,7 @@ def told(call: dict[str, Any]) -> dict[str, Any]:
         {
             "phase": phase["phase"],
             "kernels": kernels(phase["launches"]),
-            "own": [launch.id for launch in phase["own"]],
+            "own": [[launch.id for launch in family] for family in phase["own"]],
             "problem": phase["problem"],
         }
         for phase in call["phases"]
@@ -141,14 +145,13 @@ def kernels(launches: list[Any]) -> list[dict[str, Any]]:
 
 
 def compile_share(case: dict[str, Any], state: dict[str, Any]) -> list[dict[str, Any]]:
-    """Compile a share of the launches that a pass of a call owns: every ``parts``-th, from ``part`` on."""
+    """Compile a share of the launches that a pass of a call owns: every ``parts``-th family, from ``part`` on."""
     from kerncheck.compat import triton_target
 
     if not state["toolchain"]["knows"]:
         return []
     phases = {phase["phase"]: phase for phase in state["calls"][case["call"]]["phases"]}
     own = phases[case["phase"]]["own"] if case["phase"] in phases else []
-    wanted = [launch for launch in own if launch.number == 1 or not state["quick"]]
-    return [
-        triton_target.compile_launch(launch, case.get("note", "")) for launch in wanted[case["part"] :: case["parts"]]
-    ]
+    share = [launch for family in own[case["part"] :: case["parts"]] for launch in family]
+    wanted = [launch for launch in share if launch.number == 1 or not state["quick"]]
+    return [triton_target.compile_launch(launch, case.get("note", "")) for launch in wanted]

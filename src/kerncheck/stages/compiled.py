@@ -140,5 +140,5 @@ def share_ids(case: dict[str, Any], told: list[Call], *, quick: bool) -> tuple[s
     if phase is None:
         return ()
     numbers = {item.id: item.number for kernel in phase.kernels for item in kernel.configurations}
-    wanted = [one for one in phase.own if not quick or numbers[one] == 1]
-    return tuple(wanted[case["part"] :: case["parts"]])
+    share = [one for family in phase.own[case["part"] :: case["parts"]] for one in family]
+    return tuple(one for one in share if not quick or numbers[one] == 1)
