@@ -86,12 +86,25 @@ def inconclusive(report: Report) -> str:
 
 def coverage(report: Report) -> str:
     """Say which required ops were judged, on what, and what such a run can never show."""
+    emulated = report.job.device == "emulate"
+    parts = [*ops_told(report), *(() if report.job.device == "cuda" else ("nothing ran on a GPU",))]
+    missing = [short(op) for op in ops_judged(report)[1]] if numerics_ran(report) else ["numerics"]
+    missing = missing if report.job.model else ["any model"]
+    rest = ", ".join([*missing, *((NEVER_EMULATED,) if emulated else ())])
+    parts += [f"not judged: {rest}"] if rest else []
+    told = "; ".join(parts)
+    return f"{' (emulated)' if emulated else ''}{': ' if told else ''}{told}"
+
+
+def numerics_ran(report: Report) -> bool:
+    """Tell whether numerics had a part in this run."""
+    return any(outcome.code.startswith("KC4") for outcome in report.outcomes)
+
+
+def ops_told(report: Report) -> list[str]:
+    """Return how many of the required ops numerics judged, where it ran at all."""
+    if not report.job.model or not numerics_ran(report):
+        return []
     judged, not_judged = ops_judged(report)
-    ops = f"{len(judged)} of {len(judged) + len(not_judged)} required ops judged"
-    missing = [short(op) for op in not_judged]
-    if report.job.device == "emulate":
-        rest = ", ".join([*missing, NEVER_EMULATED])
-        return f" (emulated): {ops} in Triton's interpreter; nothing ran on a GPU; not judged: {rest}"
-    rest = "; nothing ran on a GPU" if report.job.profile == "image" else ""
-    rest += f"; not judged: {', '.join(missing)}" if missing else ""
-    return f": {ops}{rest}" if report.job.model else f"{rest}: no model was judged"
+    where = " in Triton's interpreter" if report.job.device == "emulate" else ""
+    return [f"{len(judged)} of {len(judged) + len(not_judged)} required ops judged{where}"]
