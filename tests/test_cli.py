@@ -29,7 +29,13 @@ OPTIONS = {
     "judge": "file model profile target driver packing training select ignore waive fail_on form output verbose",
     "explain": "code",
     "list": "what",
+    "pins": "model gpu python torch driver machine prebuilt output",
+    "warm": "model target python timeout cache_dir tokens batch tensor_parallel dtype node_sets keep_ir",
 }
+
+
+def test_every_command_is_listed_here():
+    assert set(OPTIONS) == set(cli.commands)
 
 
 @pytest.mark.parametrize("command", sorted(OPTIONS))
