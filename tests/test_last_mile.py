@@ -156,7 +156,7 @@ def test_root_is_told_that_another_user_is_not_shown():
 
 
 def test_a_cache_under_tmp_is_a_note():
-    folder = CacheFolder(path="/tmp/triton", via="TRITON_CACHE_DIR", mount="/")  # noqa: S108
+    folder = CacheFolder(path="/tmp/triton", via="TRITON_CACHE_DIR", mount="/")
     notes = [item for item in judged(changed(triton_cache=folder)) if item.status == "note"]
     assert [item.subject for item in notes] == ["Triton cache"]
 
