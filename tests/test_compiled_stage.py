@@ -237,3 +237,28 @@ def test_no_truncated_or_mutated_cubin_raises():
             data[chance.randrange(len(data))] = chance.randrange(256)
         data[:4] = cubin.MAGIC
         cubin.usage(bytes(data))
+
+
+def test_a_step_of_the_back_end_is_made_once_for_what_differs_in_stages_alone():
+    from types import SimpleNamespace
+
+    from kerncheck.compat.triton_repeats import remembered
+
+    made = []
+
+    def make_llir(backend, source, metadata, options, capability):
+        made.append((source, options.num_stages, options.num_warps))
+        metadata["shared"] = len(source)
+        return f"llvm of {source}"
+
+    step, backend = remembered(make_llir), SimpleNamespace(target="cuda:90")
+    first, again, other = {"num_stages": 2}, {"num_stages": 3}, {"num_stages": 3}
+    assert step(backend, "ir", first, SimpleNamespace(num_stages=2, num_warps=4), 90) == "llvm of ir"
+    assert step(backend, "ir", again, SimpleNamespace(num_stages=3, num_warps=4), 90) == "llvm of ir"
+    assert again == {"num_stages": 3, "shared": 2}
+    assert made == [("ir", 2, 4)]
+    step(backend, "ir", other, SimpleNamespace(num_stages=3, num_warps=8), 90)
+    step(backend, "ir2", other, SimpleNamespace(num_stages=3, num_warps=4), 90)
+    step(backend, "ir", other, SimpleNamespace(num_stages=3, num_warps=4), 80)
+    step(SimpleNamespace(target="cuda:80"), "ir", other, SimpleNamespace(num_stages=3, num_warps=4), 90)
+    assert len(made) == 5
