@@ -316,6 +316,23 @@ def test_which_wheels_exist(version, there, why):
 
 
 @pytest.mark.parametrize(
+    ("torch", "name"), [("2.11.0", "cu13torch2.11cxx11abiTRUE"), ("2.5.1", "cu12torch2.5cxx11abiFALSE")]
+)
+def test_the_check_of_wheels_names_the_same_file(torch, name):
+    """KC120 gives the name that pins give: with the ABI of the installed torch."""
+    versions = {"torch": torch, "causal-conv1d": "1.6.2.post1"}
+    release = CATALOG.torch_release(torch)
+    environment = Environment(
+        python=Python(version="3.12.1"),
+        distributions=tuple(Distribution(name=item, version=version) for item, version in versions.items()),
+        torch=TorchBuild(version=torch, cuda=release.pypi_cuda),
+    )
+    checks = [check for check in ENVIRONMENT_CHECKS if check.code == "KC120"]
+    outcomes, _ = judge(Case(Job(model=QWEN), Snapshot(environment=environment), CATALOG), checks)
+    assert f"causal_conv1d-1.6.2.post1+{name}-cp312-cp312-linux_x86_64.whl" in outcomes[0].wanted
+
+
+@pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"gpu": ("h2000",)}, "--gpu 'h2000': no GPU"),

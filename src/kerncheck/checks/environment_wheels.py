@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kerncheck.checks.registry import Case, check
-from kerncheck.facts import torch_facts
+from kerncheck.facts import machine, torch_facts
 from kerncheck.model.base import seen
 from kerncheck.model.environment import Tool
 from kerncheck.model.outcome import Outcome, Say
 from kerncheck.versions import holds, minor, parse, same_release
+from kerncheck.wheels import Place, wheel_name
 
 if TYPE_CHECKING:
     from kerncheck.facts import TorchFacts
@@ -46,11 +47,12 @@ def published(case: Case, say: Say) -> Iterator[Outcome]:
         yield say.not_applicable("wheels", f"{absent} is not installed")
         return
     for item in installed:
-        yield judge_wheels(environment, item, torch, say)
+        yield judge_wheels(case, item, torch, say)
 
 
-def judge_wheels(environment: Environment, item: KernelFile, torch: TorchFacts, say: Say) -> Outcome:
+def judge_wheels(case: Case, item: KernelFile, torch: TorchFacts, say: Say) -> Outcome:
     """Judge the wheels of one package."""
+    environment = seen(case.snapshot.environment)
     name = item.package.distributions[0]
     version, have = environment.version(name), minor(torch.version)
     row = next((row for row in item.wheels if same_release(str(row.version), version)), None)
@@ -67,7 +69,7 @@ def judge_wheels(environment: Environment, item: KernelFile, torch: TorchFacts, 
         name,
         message,
         found=f"torch {torch.version}",
-        wanted=f"a build for this torch, named {wheel_name(item, row, environment, torch)}",
+        wanted=f"a build for this torch, named {wanted_wheel(case, item, row, torch)}",
         remedy=f"build it for this torch: {item.package.install}; what is installed may be such a build already: the "
         "checks of binaries and imports say so",
         evidence="declared",
@@ -76,17 +78,14 @@ def judge_wheels(environment: Environment, item: KernelFile, torch: TorchFacts, 
     )
 
 
-def wheel_name(item: KernelFile, row: Wheels, environment: Environment, torch: TorchFacts) -> str:
-    """Return the exact name of the wheel that this environment would want."""
-    python, have = parse(environment.python.version), minor(torch.version)
-    tag = f"{python.major}{python.minor}" if python else "XY"
-    machine = "aarch64" if environment.python.machine in ("aarch64", "arm64") else "x86_64"
-    text = item.package.wheel_name.replace("{version}", str(row.version))
-    text = text.replace("{cuda_major}", torch.cuda.partition(".")[0] or "?").replace("{TRUE|FALSE}", "TRUE")
-    text = text.replace("{torch_major_minor}", f"{have[0]}.{have[1]}" if have else "?").replace("{py}", tag)
-    for platform in ("{linux_x86_64|linux_aarch64|win_amd64}", "{platform}"):
-        text = text.replace(platform, f"linux_{machine}")
-    return text
+def wanted_wheel(case: Case, item: KernelFile, row: Wheels, torch: TorchFacts) -> str:
+    """Return the exact name of the wheel that this environment would want; of an unknown torch only the package."""
+    environment = seen(case.snapshot.environment)
+    release, python = case.catalog.torch_release(torch.version), parse(environment.python.version)
+    if release is None or python is None or not torch.cuda:
+        return f"{item.package.name}-{row.version}"
+    have = f"{python.major}.{python.minor}"
+    return wheel_name(item, row, Place(torch=release, cuda=torch.cuda, python=have, machine=machine(environment)))
 
 
 @check("KC121", "no two installed packages exclude each other", needs=("environment",))
