@@ -281,3 +281,24 @@ def test_ptxas_is_asked_about_each_architecture_itself():
     assert nonsense["knows"] is False
     assert "sm_99a" in nonsense["message"]
     assert (turing["knows"], turing["target"]) == (True, "sm_75")
+
+
+def test_a_call_that_another_backend_would_take_is_noted_and_an_unknown_op_is_told(tmp_path):
+    """An installed FlashQLA takes chunk_gated_delta_rule on Hopper; its code needs nvcc and a GPU and is not run."""
+    (tmp_path / "flash_qla").mkdir()
+    (tmp_path / "flash_qla" / "__init__.py").write_text("def chunk_gated_delta_rule(**given): raise SystemExit(9)\n")
+    planned = calls(CHUNK)
+    unknown = {**planned[0], "op": "fla.ops.gated_delta_rule:no_such_rule", "modules": []}
+    script = """
+print(json.dumps([[call["elsewhere"], [[p["phase"], len(p["launches"]), p["problem"]] for p in call["phases"]]]
+                  for call in state["calls"]]))
+"""
+    asked = {"options": options("h200", [*planned, unknown], {"private": str(tmp_path / "cache")})}
+    taken, absent = child(SURVEY + script, asked, PYTHONPATH=str(tmp_path))
+    assert taken[0] == {"chunk_gated_delta_rule": "flash_qla"}
+    assert [(phase, count > 50, problem) for phase, count, problem in taken[1]] == [
+        ("forward", True, None),
+        ("backward", True, None),
+    ]
+    ((phase, count, problem),) = absent[1]
+    assert (phase, count, problem["exception"]) == ("forward", 0, "UnknownOpError")
