@@ -119,7 +119,7 @@ def test_broken_files_are_told_apart(tmp_path, pair):
 
 def test_damaged_files_end_in_an_observation_never_in_another_error(tmp_path, pair):
     whole = pair[1].read_bytes()
-    generator = random.Random(7)  # noqa: S311 - damage, not secrets
+    generator = random.Random(7)
     problems = 0
     for round_ in range(150):
         image = bytearray(whole)
