@@ -225,7 +225,6 @@ def stand_in(facts: dict[str, Any]) -> None:
     driver.set_active(StandIn(facts))
     triton_repeats.remember()
     note_launches()
-    note_backends()
 
 
 def note_launches() -> None:
@@ -268,34 +267,6 @@ def never_stored(_tuner: Any, _key: Any, _configs: Any, benchmark: Callable[[], 
     """Walk the configurations, and read and write no timings: zeros in the cache would choose for a node for good."""
     benchmark()
     return False
-
-
-def note_backends() -> None:
-    """Make fla refuse every other backend that it would take on this target, and note which function it was.
-
-    A backend (TileLang, FlashQLA, Gluon) brings its own compiler and would run; the Triton kernels behind it are
-    surveyed instead. fla keeps the base class in ``fla.backends`` (0.6) or ``fla.ops.backends`` (0.4.2 to 0.5.2);
-    older releases have no other backends, and an absent fla has none either.
-    """
-    import importlib
-
-    base = None
-    for name in ("fla.backends", "fla.ops.backends"):
-        with contextlib.suppress(ImportError):
-            base = base or getattr(importlib.import_module(name), "BaseBackend", None)
-    if base is None:
-        return
-    really_verify = base.verify
-
-    def verify(backend: Any, function: str, *arguments: Any, **options: Any) -> tuple[bool, str | None]:
-        accepted, why = really_verify(backend, function, *arguments, **options)
-        has_own = getattr(backend, "implementation", None) is not None or hasattr(backend, function)
-        if accepted and has_own:
-            SURVEY.send_elsewhere(function, str(backend.backend_type))
-            return False, "kerncheck surveys the Triton kernels instead"
-        return accepted, why
-
-    base.verify = verify
 
 
 @contextlib.contextmanager

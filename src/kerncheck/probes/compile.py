@@ -24,12 +24,14 @@ def setup(options: dict[str, Any]) -> dict[str, Any]:
 
     ``options``: ``target`` (facts), ``calls``, ``cache``, and ``quick`` for first configurations alone.
     """
-    from kerncheck.compat import triton_toolchain
+    from kerncheck.compat import fla_target, triton_target, triton_toolchain
 
     os.environ["FLA_CACHE_RESULTS"] = "0"  # before fla is imported: no timings of zero in anybody's cache
     os.environ["TRITON_CACHE_AUTOTUNING"] = "0"
     variables = triton_toolchain.in_the_key()  # before fla, which sets one of them itself for old GPUs
     target.prepare(options["target"])
+    fla_target.import_without_models()
+    fla_target.note_backends(triton_target.SURVEY.send_elsewhere)
     choose_cache(options["cache"])
     tools = {**triton_toolchain.toolchain(options["target"]["arch"]), "variables": variables}
     started = time.monotonic()
