@@ -32,11 +32,13 @@ def lane_run(*names, lane="fp32", quick=False):
     model = ModelRequest(name="m", folder="m", architecture="M", config={}, required=ops)
     job = Job(profile="ci", device="emulate", model=model, quick=quick)
     ask = Ask(job=job, catalog=None, environment=NOT_SEEN, devices=NOT_SEEN, timeout=300.0)
-    return numerics.lane_run(ask, lane, "")
+    return numerics.run_of(ask, (lane,), "")
 
 
 def observed(run):
-    return numerics.lane(Supervisor(sys.executable).run(run))
+    answers = Supervisor(sys.executable).run(run)
+    (name,) = numerics.lanes_of(answers)
+    return numerics.lane(name, answers)
 
 
 def worst(cell):
@@ -237,7 +239,7 @@ def convolution_cells(folder, extension=EXTENSION, backward="pass", lane="bf16")
         label="convolution",
         probe="numerics",
         cases=tuple(numerics.as_case(spec, plan, lane) for spec, plan in short),
-        options={"device": "emulate", "lane": lane, "gpu": ""},
+        options={"device": "emulate", "gpu": ""},
         environment={**lane_run("l2norm").environment, "PYTHONPATH": str(folder)},
     )
     return {(cell.op.partition(":")[2], cell.name): cell for cell in observed(run).cells}

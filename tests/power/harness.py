@@ -49,13 +49,15 @@ def lane_run(lane: LaneName, *ops: str, path: Path | None = None, quick: bool = 
     ask = Ask(
         job=job(*ops, quick=quick), catalog=cast("Any", None), environment=NOT_LOOKED, devices=NOT_LOOKED, timeout=900.0
     )
-    run = numerics.lane_run(ask, lane, "")
+    run = numerics.run_of(ask, (lane,), "")
     return replace(run, environment={**run.environment, **({"PYTHONPATH": str(path)} if path else {})})
 
 
 def observe(run: ProbeRun) -> Lane:
     """Run a lane in its child process."""
-    return numerics.lane(Supervisor(sys.executable).run(run))
+    answers = Supervisor(sys.executable).run(run)
+    (name,) = numerics.lanes_of(answers)
+    return numerics.lane(name, answers)
 
 
 def findings(lane: Lane, *ops: str) -> list[Outcome]:

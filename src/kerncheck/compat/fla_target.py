@@ -1,4 +1,4 @@
-"""fla under a stand-in for a GPU: imported without its models, and kept from handing calls to other backends.
+"""fla where its kernels alone are wanted: imported without its models, and kept from handing calls to other backends.
 
 Written against fla 0.5.2 and 0.6.0. Children only.
 """

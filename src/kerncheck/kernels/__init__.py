@@ -64,8 +64,8 @@ class CellPlan:
     ``seeds`` are pooled. ``sizes`` are head and channel numbers. ``upstream`` is how the gradient reaches the outputs
     (``random``, ``sum``, ``cat``). ``cuts``: instead of errors, look for outputs that change when every token from
     there on is changed. ``repeats``: runs that must give the same bits. ``wide``: more seeds for the eager yardstick.
-    ``quick``: part of a quick run. ``lanes`` are those that run it (empty: all), ``configuration`` the index of the
-    autotune configuration in emulation.
+    ``quick``: part of a quick run, with the lengths ``short`` if there are any. ``lanes`` are those that run it (empty:
+    all), ``configuration`` the index of the autotune configuration in emulation.
     """
 
     name: str
@@ -81,6 +81,7 @@ class CellPlan:
     wide: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
     quick: bool = False
+    short: tuple[int, ...] = ()
     lanes: tuple[str, ...] = ()
 
 

@@ -61,6 +61,7 @@ SPECS = (
 PACKED = (1, 3, 64, 65, 130)
 """Packed lengths that give power (methods.md, 1.3): one token, under and over a chunk of 64, three chunks."""
 ONE = 150  # two chunks and a part of a third
+TWO = 70  # one chunk and a part of a second
 SMALL = {"H": 1, "HV": 2, "K": 32, "V": 32}
 ODD = {"H": 2, "HV": 4, "K": 60, "V": 100}  # neither is a power of two, and two value heads share a key head
 SILU = {"activation": True}
@@ -69,7 +70,7 @@ AS_TRAINED = {"states": False}  # a training step asks for no final state
 
 EMULATED = {
     "chunk_delta_rule": (
-        CellPlan("weak gates", "weak", (ONE,), SMALL, wide=WIDE, quick=True),
+        CellPlan("weak gates", "weak", (ONE,), SMALL, wide=WIDE, quick=True, short=(TWO,)),
         CellPlan("weak gates, packed", "weak", PACKED, SMALL, configuration=1, initial_state=True, wide=WIDE),
         CellPlan("model gates, packed", "model", PACKED, SMALL, configuration=2, options=AS_TRAINED, wide=WIDE),
         CellPlan("extreme gates, packed", "extreme", PACKED[:4], SMALL, wide=WIDE),

@@ -1,10 +1,10 @@
 """Probe: import torch, a kernel package, its compiled extensions and its ops, in the judged interpreter.
 
-Options: ``torch`` (import it first, as a user's process does). Cases, by ``kind``: ``host`` and ``torch`` describe
-the interpreter and torch; ``installed`` reads metadata and the search path, and runs nothing of the package;
-``module`` imports one module; ``op`` imports one op. An exception is caught here, whatever its type, so that what
-was said before it is kept; an op whose package failed in this process is not tried, since a second import of a
-half-imported package raises something else.
+Options: ``after_torch`` (a package: import torch first, as a user's process does, if the package is there). Cases, by
+``kind``: ``host`` and ``torch`` describe the interpreter and torch; ``installed`` reads metadata and the search path,
+and runs nothing of the package; ``module`` imports one module; ``op`` imports one op. An exception is caught here,
+whatever its type, so that what was said before it is kept; an op whose package failed in this process is not tried,
+since a second import of a half-imported package raises something else.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import faulthandler
 import importlib
 import importlib.machinery
+import importlib.util
 import inspect
 import os
 import platform
@@ -38,7 +39,8 @@ def setup(options: dict[str, Any]) -> dict[str, Any]:
     """Import torch first if asked to. A crash prints the Python stack and leaves no core file."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     faulthandler.enable(all_threads=True)
-    if options.get("torch"):
+    package = options.get("after_torch")
+    if package and importlib.util.find_spec(package):  # one that is absent is absent without torch's two seconds
         import torch  # noqa: F401
     return {"failed": {}}
 

@@ -1,13 +1,16 @@
 """Probe: run the kernels of an op on inputs whose truth is known, and report the sizes of the errors.
 
-Options: ``device`` (``emulate`` or ``cuda``), ``lane`` (``fp32``, ``bf16``, ``fp16``). A case is a plan of
-``kerncheck.kernels.CellPlan`` as plain data, with ``op``, ``code``, ``form`` and ``lane``.
+Options: ``device`` (``emulate`` or ``cuda``). A case is a plan of ``kerncheck.kernels.CellPlan`` as plain data, with
+``op``, ``code``, ``form`` and ``lane`` (``fp32``, ``bf16``, ``fp16``).
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
+
+from kerncheck.compat import fla_target
 
 
 def setup(options: dict[str, Any]) -> dict[str, Any]:
@@ -21,6 +24,8 @@ def run(case: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
     """Run one cell."""
     device = state["device"]
     try:
+        if device.NAME == "emulate" and case["op"].startswith("fla.") and "fla" not in sys.modules:
+            fla_target.import_without_models()
         function = find(case["op"], state["ops"])
     except Exception as error:  # whatever a package raises while it is imported: fla 0.5.2 a ValueError on triton 3.9
         return {"unimportable": f"{type(error).__name__}: {error}", "module": getattr(error, "name", None) or ""}

@@ -113,7 +113,7 @@ def package_run(ask: Ask, target: Target, environment: dict[str, str]) -> ProbeR
         label=root,
         probe="imports",
         cases=tuple(cases),
-        options={"torch": True},
+        options={"after_torch": target.package},
         environment=environment,
         limit=ask.timeout,
         setup_limit=ask.timeout,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 from zlib import crc32
 
@@ -30,22 +30,25 @@ def runs(ask: Ask) -> list[ProbeRun]:
     job = ask.job
     if job.device == "none":
         return []
+    if job.device == "emulate" and not ops(ask):
+        return []
     if job.device == "emulate":
-        return [lane_run(ask, lane, "") for lane in EMULATED_LANES if ops(ask)]
-    return [lane_run(ask, production_lane(job), gpu) for gpu in ask.gpus]
+        # The interpreter knows no TF32, so a quick run, in which imports cost more than cells, shares one child.
+        return [run_of(ask, lanes, "") for lanes in ([EMULATED_LANES] if job.quick else zip(EMULATED_LANES))]
+    return [run_of(ask, (production_lane(job),), gpu) for gpu in ask.gpus]
 
 
-def lane_run(ask: Ask, lane: LaneName, gpu: str) -> ProbeRun:
-    """Return the run of one lane."""
+def run_of(ask: Ask, lanes: tuple[LaneName, ...], gpu: str) -> ProbeRun:
+    """Return the run of one lane, or of several that share a child."""
     device = ask.job.device
-    label = f"numerics {lane}" + (f" on GPU {gpu}" if gpu else "")
-    walked = tuple(case for spec in ops(ask) for case in cases(spec, ask.job, lane))
-    environment = {**child_environment(ask.job, gpu), **(IEEE if lane == "fp32" else {})}
+    label = f"numerics {' and '.join(lanes)}" + (f" on GPU {gpu}" if gpu else "")
+    walked = tuple(case for lane in lanes for spec in ops(ask) for case in cases(spec, ask.job, lane))
+    environment = {**child_environment(ask.job, gpu), **(IEEE if "fp32" in lanes else {})}
     return ProbeRun(
         label=label,
         probe="numerics",
         cases=walked,
-        options={"device": device, "lane": lane, "gpu": gpu},
+        options={"device": device, "gpu": gpu},
         environment=environment,
         limit=ask.timeout if device == "emulate" else max(ask.timeout, COLD),
         setup_limit=2 * ask.timeout,
@@ -85,7 +88,7 @@ def cases(spec: OpSpec, job: Job, lane: LaneName) -> list[dict[str, Any]]:
     """Return the cells of an op as cases for the probe."""
     plans = [plan for plan in cells_of(spec, job.device, text_config(job)) if not plan.lanes or lane in plan.lanes]
     if job.quick:
-        plans = [plan for plan in plans if plan.quick]
+        plans = [replace(plan, lengths=plan.short or plan.lengths) for plan in plans if plan.quick]
     return [as_case(spec, plan, lane) for plan in plans]
 
 
@@ -110,7 +113,7 @@ def collect(ask: Ask, answers: list[Answers]) -> Numerics | Missing:
         return Missing(reason=nothing_ran(ask))
     return Numerics(
         evidence="emulated" if ask.job.device == "emulate" else "measured",
-        lanes=tuple(lane(told) for told in answers),
+        lanes=tuple(lane(name, told) for told in answers for name in lanes_of(told)),
         left_out={} if ask.job.device == "cuda" else {spec.id: NOT_EMULATED for spec in compiled(ask)},
     )
 
@@ -127,14 +130,20 @@ def compiled(ask: Ask) -> list[OpSpec]:
     return [spec for spec in all_specs() if asked(ask, spec) and not spec.runs_emulated]
 
 
-def lane(told: Answers) -> Lane:
-    """Read the answers of one worker."""
-    pairs = list(zip(told.run.cases, told.cases, strict=True))
+def lanes_of(told: Answers) -> list[LaneName]:
+    """Return the lanes whose cells a worker walked, in order."""
+    return list(dict.fromkeys(case["lane"] for case in told.run.cases))
+
+
+def lane(name: LaneName, told: Answers) -> Lane:
+    """Read what a worker answered about one lane."""
+    walked = zip(told.run.cases, told.cases, strict=True)
+    pairs = [(asked, answer) for asked, answer in walked if asked["lane"] == name]
     said = [answer["facts"] for _, answer in pairs if isinstance(answer, dict) and "facts" in answer]
     facts = said[0] if said else {}
     gone = {asked["op"]: answer for asked, answer in pairs if isinstance(answer, dict) and "unimportable" in answer}
     return Lane(
-        name=told.run.options["lane"],
+        name=name,
         gpu=told.run.options["gpu"],
         facts={name: str(value) for name, value in facts.items() if value},
         unusable=told.setup,
