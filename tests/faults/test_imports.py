@@ -134,11 +134,14 @@ def test_symbols_against_the_real_torch(tmp_path):
 def test_new_string_abi_on_a_torch_with_the_old_one(tree):
     stand_in_torch(tree, "2.4.0+cu121", "12.1", abi=False)
     extension(tree, "-Wl,-z,now", **uses(ERROR_CXX11))
-    metadata(tree, "causal-conv1d", "1.4.0+cu12torch2.4cxx11abiTRUE")
+    metadata(tree, "causal-conv1d", "1.7.0+cu12torch2.4cxx11abiTRUE")
     report = judge_environment(tree)
-    assert "KC202" in codes(report)
+    assert (report.exit_code, codes(report)) == (1, {"KC202"})
     assert "uses the C++11 ABI (__cxx11), torch was built with _GLIBCXX_USE_CXX11_ABI=0" in told(report)
     assert "was built for torch 2.4, CUDA 12" in told(report)
+    metadata(tree, "causal-conv1d", "1.7.0+cu12torch2.4cxx11abiFALSE")
+    extension(tree)
+    assert clean(tree)
 
 
 def test_new_string_abi_on_a_torch_with_the_new_one_is_another_torch(tree):
@@ -157,6 +160,8 @@ def test_python_symbol_means_another_python(tree):
     report = judge_environment(tree)
     assert (report.exit_code, codes(report)) == (1, {"KC202"})
     assert "built for another Python than this one" in told(report)
+    extension(tree)
+    assert clean(tree)
 
 
 def shadowed(tree: Path, name: str, wanted: str, offered: str, *link: str) -> dict[str, str]:
@@ -231,6 +236,9 @@ def test_cuda_extension_on_a_cpu_build_of_torch_is_broken_not_absent(tree):
     report = judge_environment(tree)
     assert (report.exit_code, codes(report)) == (1, {"KC204"})
     assert "torch 2.13.0+cpu is a CPU build" in told(report)
+    stand_in_torch(tree)
+    needs(tree, "libcudart.so.12", shipped=True)
+    assert clean(tree)
 
 
 def test_other_cuda_found_by_a_workaround_is_a_warning(tree):
@@ -243,6 +251,8 @@ def test_other_cuda_found_by_a_workaround_is_a_warning(tree):
     assert (report.exit_code, codes(report)) == (0, {"KC204"})
     assert [finding.severity for finding in report.findings] == ["warning"]
     assert "brings the CUDA 12 library" in told(report)
+    stand_in_torch(tree)
+    assert clean(tree, environment={"LD_LIBRARY_PATH": str(stub.parent)})
 
 
 def test_other_missing_library(tree):
@@ -262,6 +272,8 @@ def test_driver_library_is_left_to_the_node_where_no_gpu_is(tree):
     stand_in_torch(tree, gpu=True)
     beside_a_gpu = judge_environment(tree)
     assert (beside_a_gpu.exit_code, codes(beside_a_gpu)) == (1, {"KC203"})
+    needs(tree, "libnvidia-kc.so.1", shipped=True)
+    assert clean(tree)
 
 
 # KC205: system libraries
@@ -425,6 +437,8 @@ def test_name_that_another_half_of_the_package_lacks(tmp_path):
     report = judge_environment(tmp_path, FLA_OP)
     assert (report.exit_code, codes(report)) == (1, {"KC208"})
     assert "cannot import name 'renamed_helper' from 'fla.ops'" in told(report)
+    fla_package(tmp_path)
+    assert clean(tmp_path, job=job_for(FLA_OP))
 
 
 @pytest.mark.parametrize("where", ["root", "op"])
@@ -447,6 +461,8 @@ def test_fla_that_raises_is_not_called_missing(tmp_path):
     report = judge_environment(tmp_path, FLA_OP)
     assert (report.exit_code, codes(report)) == (1, {"KC202"})
     assert NOT_INSTALLED in told(report)
+    fla_package(tmp_path)
+    assert clean(tmp_path, job=job_for(FLA_OP))
 
 
 # KC212: torch
@@ -501,6 +517,8 @@ def test_git_lfs_pointer_in_place_of_the_extension(tree):
     report = judge_environment(tree)
     assert (report.exit_code, codes(report)) == (1, {"KC214"})
     assert "no complete shared object" in told(report)
+    extension(tree)
+    assert clean(tree)
 
 
 def test_shared_object_that_is_no_python_module(tree):
@@ -508,6 +526,8 @@ def test_shared_object_that_is_no_python_module(tree):
     report = judge_environment(tree)
     assert (report.exit_code, codes(report)) == (1, {"KC214"})
     assert "not this Python module" in told(report)
+    extension(tree)
+    assert clean(tree)
 
 
 # KC215: what an import says
@@ -529,6 +549,8 @@ def test_line_on_stderr_is_heard_as_well_as_a_warning(tmp_path):
     fla_package(tmp_path, root='import sys\nsys.stderr.write("RuntimeError: Failed to find C compiler.\\n")\n')
     report = judge_environment(tmp_path, FLA_OP)
     assert (report.exit_code, codes(report)) == (1, {"KC215"})
+    fla_package(tmp_path)
+    assert clean(tmp_path, job=job_for(FLA_OP))
 
 
 # The environment of the user
