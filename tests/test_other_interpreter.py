@@ -40,7 +40,7 @@ def state(folder):
     found = {}
     for path in sorted(folder.rglob("*")):
         facts = path.lstat()
-        what = os.readlink(path) if path.is_symlink() else path.is_file() and hashlib.sha256(path.read_bytes()).digest()
+        what = path.readlink() if path.is_symlink() else path.is_file() and hashlib.sha256(path.read_bytes()).digest()
         found[str(path.relative_to(folder))] = (facts.st_mode, facts.st_mtime_ns, what)
     return found
 

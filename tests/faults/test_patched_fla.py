@@ -15,7 +15,7 @@ from fla_patches import patched_fla
 
 pytestmark = pytest.mark.torch
 
-ASKED = "verify --model qwen --device emulate --quick --select KC4 --select KC001 --format json".split()
+ASKED = ["verify", "--model", "qwen", "--device", "emulate", "--quick", "--select", "KC4", "--format", "json"]
 FAULTS = {
     "scale 1.01": ({"KC401"}, "chunk_gated_delta_rule"),
     "causal mask off by one": ({"KC401"}, "o wrong; ht right"),
