@@ -6,7 +6,10 @@ import msgspec
 import pytest
 from faults.standins import CATALOG, CHUNK, CONV, MODELLING, RECURRENT, codes, job, judged, qwen, the
 
+from kerncheck.checks.registry import Case, all_checks
+from kerncheck.judge import judge
 from kerncheck.model.base import Broken, Missing
+from kerncheck.model.environment import Environment, Gpus
 from kerncheck.model.job import Job, ModelRequest, RequiredOp
 from kerncheck.model.seams import (
     AttentionPackages,
@@ -21,6 +24,7 @@ from kerncheck.model.seams import (
     Reason,
     Seams,
 )
+from kerncheck.model.snapshot import Snapshot
 from kerncheck.probes.seams import hub_cache, in_hub_cache
 
 KERNELS = ("l2norm_fwd_kernel", "chunk_fwd_kernel_o")
@@ -170,14 +174,31 @@ def absent_conv(**changes):
     return with_bound(binding(), binding(CONV, bound="eager", reason="absent"), **changes)
 
 
+NO_GPU, A_GPU = Environment(), Environment(nodes=("/dev/nvidia0",))
+UNSEEN = Missing(reason="not looked")
+
+
 @pytest.mark.parametrize(
-    ("profile", "torch_gpu", "status"),
-    [("ci", "", "not_applicable"), ("ci", "12.8", "failed"), ("node", "", "failed"), ("image", "12.8", "failed")],
+    ("profile", "torch_gpu", "environment", "status"),
+    [
+        ("ci", "", UNSEEN, "not_applicable"),
+        ("ci", "12.8", UNSEEN, "failed"),
+        ("node", "", UNSEEN, "failed"),
+        ("node", "", NO_GPU, "not_applicable"),
+        ("node", "12.8", NO_GPU, "failed"),
+        ("node", "", A_GPU, "failed"),
+        ("image", "12.8", NO_GPU, "failed"),
+    ],
 )
-def test_an_absent_compiled_package_does_not_apply_to_a_cpu_build_of_torch_in_ci_alone(profile, torch_gpu, status):
-    device = "emulate" if profile == "ci" else "none"
-    report = judged(job(profile=profile, device=device), absent_conv(torch_gpu=torch_gpu), only="KC301")
-    assert {item.status for item in report.outcomes if item.subject in (CONV, "causal_conv1d")} == {status}
+def test_an_absent_compiled_package_does_not_apply_to_a_cpu_build_of_torch_without_a_gpu(
+    profile, torch_gpu, environment, status
+):
+    asked = job(profile=profile, device="emulate" if profile == "ci" else "none")
+    snapshot = Snapshot(job=asked, seams=absent_conv(torch_gpu=torch_gpu), environment=environment, gpus=Gpus())
+    (check,) = [check for check in all_checks() if check.code == "KC301"]
+    outcomes, crashes = judge(Case(asked, snapshot, CATALOG), [check])
+    assert not crashes
+    assert {item.status for item in outcomes if item.subject in (CONV, "causal_conv1d")} == {status}
 
 
 def test_a_broken_compiled_package_fails_on_a_cpu_build_too():

@@ -25,13 +25,13 @@ from kerncheck.model.outcome import Outcome, Say
 from kerncheck.model.seams import Binding, Entered
 
 
-@check("KC301", "required ops are bound to fused kernels", needs=("seams",))
+@check("KC301", "required ops are bound to fused kernels", needs=("seams",), also=("environment", "gpus"))
 def eager_binding(case: Case, say: Say) -> Iterator[Outcome]:
     """Each op that the model's layers need is bound to its kernel package, not to the library's eager reference.
 
     What it checks
     In a clean process, what transformers' modelling code bound each required op to, and why where it is the reference.
-    A compiled package that a CPU build of torch cannot have does not apply under profile ci.
+    A compiled package that a CPU build of torch cannot have does not apply under profile ci, or without a GPU.
 
     Why it matters
     transformers catches any exception of the import, keeps its reference for as long as the process lives, and says

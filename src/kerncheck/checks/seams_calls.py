@@ -86,7 +86,7 @@ def stood_in(run: Entered, need: Need) -> bool:
     return need.op in run.standins or any("standin" in entry.ran for entry in run.of(need.op))
 
 
-@check("KC303", "bound kernels are entered and launched", needs=("seams",))
+@check("KC303", "bound kernels are entered and launched", needs=("seams",), also=("environment", "gpus"))
 @on_a_device
 def never_launched(case: Case, say: Say) -> Iterator[Outcome]:
     """Each layer that needs a fused op enters it, and the op launches kernels, in the forward and in the backward.

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from kerncheck.checks.environment_torch import nvidia_in_sight
 from kerncheck.checks.registry import Case, Judge
 from kerncheck.kernels import all_specs, find_spec
 from kerncheck.model.base import Broken, Evidence, Missing, NotObservedError, seen
@@ -139,9 +140,19 @@ def launches(op: str) -> bool:
 
 
 def impossible_here(case: Case, bound: Bindings, item: Binding) -> bool:
-    """Tell whether an absent package is a compiled one, which a CPU build of torch cannot have (profile ci only)."""
+    """Tell whether an absent package is a compiled one, which a CPU build of torch cannot have.
+
+    Only under profile ci, or where no GPU is in sight: beside one the CPU build is wrong, and this follows from it.
+    """
     absent = item.reason is not None and item.reason.kind == "absent"
-    return case.job.profile == "ci" and absent and not bound.torch_gpu and compiled(case, item)
+    where = case.job.profile == "ci" or without_gpu(case)
+    return where and absent and not bound.torch_gpu and compiled(case, item)
+
+
+def without_gpu(case: Case) -> bool:
+    """Tell whether this machine was looked at and holds no GPU, and none was declared as a target."""
+    environment = case.snapshot.environment
+    return not isinstance(environment, Missing) and not environment.amd and not nvidia_in_sight(case, environment)
 
 
 def compiled(case: Case, item: Binding) -> bool:
