@@ -30,6 +30,7 @@ OPTIONS = {
     "explain": "code",
     "list": "what",
     "pins": "model gpu python torch driver machine prebuilt output",
+    "selftest": "model device python form",
     "warm": "model target python timeout cache_dir tokens batch tensor_parallel dtype node_sets keep_ir",
 }
 

@@ -192,6 +192,26 @@ def warm(**given: Any) -> int:  # noqa: ANN401
     return command(given)
 
 
+@cli.command()
+@click.option(
+    "--model", default="qwen", show_default=True, metavar="NAME|DIR|config.json", help="Whose kernels to break."
+)
+@click.option(
+    "--device", type=click.Choice(["emulate"]), default="emulate", show_default=True, help="No GPU is needed."
+)
+@options(PYTHON)
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def selftest(**given: Any) -> int:  # noqa: ANN401
+    """Break kernels on purpose, in children only, and show that the gate goes red each time.
+
+    Exit codes: 0 each sabotage was found, and nothing without it; 1 one was not found; 2 bad usage; 3 one could not be
+    run.
+    """
+    from kerncheck.selftest import command
+
+    return command(given)
+
+
 @cli.command("list")
 @click.argument("what", type=click.Choice(["checks", "kernels", "models", "matrix"]))
 def list_(what: str) -> int:
