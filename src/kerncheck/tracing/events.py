@@ -1,0 +1,70 @@
+"""The types that a trace is decoded into: only the fields that the analysis reads, all others are skipped unread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+ABSENT = -4e18
+"""Stands for a time that an event does not give: outside of every time that a trace can hold."""
+
+
+class Arguments(msgspec.Struct, gc=False):
+    """``args`` of an event. Old schemas (torch 1.8 to 1.10) write ``external id``, later ones ``External id``."""
+
+    correlation: int | None = None
+    external: int | None = msgspec.field(default=None, name="External id")
+    lower_external: int | None = msgspec.field(default=None, name="external id")
+    sequence: int | None = msgspec.field(default=None, name="Sequence number")
+    stream: int | str | None = None
+    device: int | str | None = None
+    size: int | None = msgspec.field(default=None, name="bytes")
+
+
+class Event(msgspec.Struct, gc=False):
+    """One event. ``ts`` and ``dur`` are microseconds: whole in old schemas, with three decimals in new ones."""
+
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    ts: float = ABSENT
+    dur: float = ABSENT
+    pid: int | str = 0
+    tid: int | str = 0
+    args: Arguments | None = None
+
+
+class Device(msgspec.Struct):
+    """One entry of ``deviceProperties``."""
+
+    name: str = ""
+
+
+class Distributed(msgspec.Struct):
+    """``distributedInfo``: which rank of how many wrote the trace."""
+
+    rank: int | None = None
+    world_size: int | None = None
+    backend: str = ""
+
+
+class Head(msgspec.Struct):
+    """Everything of a trace but its events. A field of an unexpected type counts as absent."""
+
+    schema: int | None = msgspec.field(default=None, name="schemaVersion")
+    devices: list[Device] = msgspec.field(default_factory=list, name="deviceProperties")
+    distributed: Distributed | None = msgspec.field(default=None, name="distributedInfo")
+    name: str = msgspec.field(default="", name="traceName")
+
+
+def head_of(raw: dict[str, Any]) -> Head:
+    """Return what is sensible of a head; a field that is not is left out, since no measure depends on it."""
+    found = Head()
+    for field in msgspec.structs.fields(Head):
+        if field.encode_name in raw:
+            try:
+                setattr(found, field.name, msgspec.convert(raw[field.encode_name], field.type, strict=False))
+            except msgspec.ValidationError:
+                continue
+    return found

@@ -1,0 +1,377 @@
+"""Measure one window of a trace: a step, or all of it. The formulas stand in docs/traces.md under the same names."""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kerncheck.model.trace import Idle, Measures, Share, Spread
+from kerncheck.tracing.intervals import Intervals, length, minus, overlap, union
+from kerncheck.tracing.join import Linked
+from kerncheck.tracing.names import family
+from kerncheck.tracing.read import COPY, KERNEL
+from kerncheck.tracing.table import NONE, Table
+
+KERNEL_WAIT = 2.0
+"""Microseconds. A shorter gap between kernels whose launches were there in time is the device's own."""
+WAITS = 10.0
+"""Microseconds. A synchronisation that lasts longer waited for something; one with nothing to wait for takes fewer."""
+
+
+@dataclass
+class Context:
+    """What all windows of one trace share: the intervals of the host's activities, and what each kernel is."""
+
+    linked: Linked
+    device: int | str = ""
+    rows: list[int] = field(default_factory=list)
+    families: list[str] = field(default_factory=list)
+    host_times: list[float] = field(default_factory=list)
+    operator_times: list[float] = field(default_factory=list)
+    enqueue: Intervals = field(default_factory=list)
+    data: Intervals = field(default_factory=list)
+    compiling: Intervals = field(default_factory=list)
+    optimizer: Intervals = field(default_factory=list)
+    compilations: list[float] = field(default_factory=list)
+    loads: list[float] = field(default_factory=list)
+    waits: list[tuple[float, float]] = field(default_factory=list)
+    first_calls: dict[int, int] = field(default_factory=dict)
+
+
+def context(linked: Linked) -> Context:
+    """Prepare what the windows share."""
+    trace = linked.trace
+    found = Context(linked)
+    found.device, found.rows = busiest(linked)
+    found.families = row_families(linked)
+    found.operator_times = sorted(trace.operators.start)
+    found.host_times = sorted([*trace.operators.start, *trace.calls.start])
+    found.data, found.optimizer = spans_of(linked, "data"), spans_of(linked, "optimizer")
+    found.compiling = spans_of(linked, "compile")
+    found.compilations = [start for start, _ in found.compiling]
+    calls = trace.calls
+    found.loads = [calls.start[row] for row in linked.named(calls, linked.calls, "load")]
+    found.waits = [ended(calls, row) for row in linked.named(calls, linked.calls, "synchronise")]
+    found.enqueue = enqueueing(linked)
+    return found
+
+
+def ended(table: Table, row: int) -> tuple[float, float]:
+    """Return start and end of a row."""
+    start = table.start[row]
+    return start, start + table.duration[row]
+
+
+def busiest(linked: Linked) -> tuple[int | str, list[int]]:
+    """Return the device with the most time of work, and the rows of its work in order of their start."""
+    device, lanes = linked.trace.device, linked.trace.lanes
+    if len({lane[0] for lane in lanes}) <= 1:
+        return (lanes[0][0] if lanes else ""), list(range(len(device)))
+    by_lane: Counter[int] = Counter()
+    for place, duration in zip(device.place, device.duration, strict=True):
+        by_lane[place] += duration  # type: ignore[assignment]
+    by_device: Counter[int | str] = Counter()
+    for place, total in by_lane.items():
+        by_device[lanes[place][0]] += total
+    chosen = max(by_device, key=by_device.__getitem__)
+    wanted = {place for place, lane in enumerate(lanes) if lane[0] == chosen}
+    return chosen, [row for row, place in enumerate(device.place) if place in wanted]
+
+
+def row_families(linked: Linked) -> list[str]:
+    """Return the family of each piece of device work; a kernel's by its name and by how it was launched."""
+    trace = linked.trace
+    driver = {number for number, name in enumerate(trace.names) if name.startswith(("cu", "hipModule", "hipExt"))}
+    driver -= {number for number in driver if trace.names[number].startswith("cuda")}
+    known: dict[tuple[int, bool], str] = {}
+    found = []
+    for kind, name, call in zip(trace.kinds, trace.device.name, linked.call, strict=True):
+        if kind != KERNEL:
+            found.append("copy and cast" if kind == COPY else "set")
+            continue
+        by_driver = call != NONE and trace.calls.name[call] in driver
+        answer = known.get((name, by_driver))
+        if answer is None:
+            answer = family(trace.names[name], linked.families, by_driver=by_driver)
+            known[name, by_driver] = answer
+        found.append(answer)
+    return found
+
+
+def spans_of(linked: Linked, kind: str) -> Intervals:
+    """Return the time in which ranges of a kind ran, on any thread; they may be annotations or operators."""
+    trace = linked.trace
+    spans = []
+    for table in (trace.ranges, trace.operators):
+        spans += [ended(table, row) for row in linked.named(table, linked.ranges, kind)]
+    return union(spans)
+
+
+def enqueueing(linked: Linked) -> Intervals:
+    """Return when the threads that launch were inside of an operator or a call, without their synchronisations."""
+    trace = linked.trace
+    threads = {trace.calls.place[row] for row in set(linked.call) - {NONE}}
+    if not threads:
+        threads = {*trace.operators.place}
+    spans: dict[int, list[tuple[float, float]]] = {thread: [] for thread in threads}
+    for table in (trace.operators, trace.calls):
+        for place, start, duration in zip(table.place, table.start, table.duration, strict=True):
+            if place in spans:
+                spans[place].append((start, start + duration))
+    waits: dict[int, list[tuple[float, float]]] = {thread: [] for thread in threads}
+    for row in linked.named(trace.calls, linked.calls, "synchronise"):
+        if trace.calls.place[row] in waits:
+            waits[trace.calls.place[row]].append(ended(trace.calls, row))
+    parts = [minus(union(spans[thread]), union(waits[thread])) for thread in threads]
+    return parts[0] if len(parts) == 1 else union(span for part in parts for span in part)
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Return percentiles: the value at position int(p * n) of the sorted values."""
+    if not values:
+        return Spread()
+    ordered = sorted(values)
+    p10, p50, p90 = (ordered[min(len(ordered) - 1, int(p * len(ordered)))] for p in (0.1, 0.5, 0.9))
+    return Spread(count=len(ordered), p10=p10, p50=p50, p90=p90, largest=ordered[-1])
+
+
+@dataclass
+class Window:
+    """A stretch of the host's time, and the device work that was launched in it.
+
+    ``idle_from`` is when the device had nothing left to do of what came before: from there on it waits for this window.
+    """
+
+    name: str
+    start: float
+    end: float
+    rows: list[int]
+    idle_from: float = float("inf")
+    step_microseconds: float = 0.0
+
+
+def measure(found: Context, window: Window) -> Measures:
+    """Measure one window."""
+    linked = found.linked
+    rows = window.rows
+    busy, gaps = busy_and_gaps(found, window)
+    pairs = [(row, linked.call[row]) for row in rows if linked.call[row] != NONE]
+    values: dict[str, Any] = {
+        **counts(found, window, pairs),
+        **host_times(found, window, pairs),
+        **queueing(found, pairs),
+        **families(found, rows, busy),
+        **copies(found, rows),
+    }
+    return Measures(
+        name=window.name,
+        busy_microseconds=length(busy),
+        span_microseconds=busy[-1][1] - min(busy[0][0], window.idle_from) if busy else 0.0,
+        step_microseconds=window.step_microseconds,
+        idle=idle(found, gaps),
+        **values,
+    )
+
+
+def busy_and_gaps(found: Context, window: Window) -> tuple[Intervals, list[tuple[float, float, int]]]:
+    """Return when at least one stream worked, and the gaps between as (start, end, row of the work that ended it).
+
+    The time between the start of the window and the first work is a gap too: so the wait for data before a step counts.
+    """
+    device = found.linked.trace.device
+    starts, durations = device.start, device.duration
+    busy: Intervals = []
+    gaps: list[tuple[float, float, int]] = []
+    begin = reach = None
+    for row in window.rows:
+        start = starts[row]
+        end = start + durations[row]
+        if reach is None or begin is None:
+            begin, reach = start, end
+            if window.idle_from < start:
+                gaps.append((window.idle_from, start, row))
+        elif start > reach:
+            busy.append((begin, reach))
+            gaps.append((reach, start, row))
+            begin, reach = start, end
+        elif end > reach:
+            reach = end
+    if reach is not None and begin is not None:
+        busy.append((begin, reach))
+    return busy, gaps
+
+
+def idle(found: Context, gaps: Iterable[tuple[float, float, int]]) -> Idle:
+    """Split the gaps by what the device waited for."""
+    linked = found.linked
+    calls = linked.trace.calls
+    totals: Counter[str] = Counter()
+    for start, end, row in gaps:
+        call = linked.call[row]
+        gap = end - start
+        if call == NONE:
+            totals["other"] += gap  # type: ignore[assignment]
+        elif calls.start[call] > start:
+            for cause, part in causes(found, start, end, calls.start[call]).items():
+                totals[cause] += part  # type: ignore[assignment]
+            totals["host"] += gap  # type: ignore[assignment]
+        else:
+            totals["kernel" if gap < KERNEL_WAIT else "other"] += gap  # type: ignore[assignment]
+    return Idle(**totals)
+
+
+def causes(found: Context, start: float, end: float, launched: float) -> dict[str, float]:
+    """Split one gap that waited for the host by what the host did: compile, wait for data, catch up, or enqueue."""
+    gap = end - start
+    load = bisect.bisect_left(found.loads, start)
+    if load < len(found.loads) and found.loads[load] <= launched:
+        return {"compiling": gap}
+    compiling = min(gap, overlap(found.compiling, start, end))
+    data = min(gap - compiling, overlap(found.data, start, end))
+    rest = gap - compiling - data
+    caught_up = waited(found, start)
+    return {
+        "compiling": compiling,
+        "data": data,
+        "synchronising": rest if caught_up else 0.0,
+        "enqueue": 0.0 if caught_up else rest,
+    }
+
+
+def waited(found: Context, time: float) -> bool:
+    """Tell whether the host stood in a synchronisation when the device fell idle."""
+    at = bisect.bisect_right(found.waits, (time, float("inf")))
+    return any(end >= time and end - start >= WAITS for start, end in found.waits[max(0, at - 4) : at])
+
+
+def counts(found: Context, window: Window, pairs: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """Count calls, operations and launches."""
+    linked = found.linked
+    kinds = linked.trace.kinds
+    owners = {call for _, call in pairs}
+    graphs = set(linked.graphs) & owners if linked.graphs else set()
+    return {
+        "cpu_calls": between(found.host_times, window.start, window.end),
+        "operators": between(found.operator_times, window.start, window.end),
+        "gpu_operations": len(window.rows),
+        "kernels": sum(kinds[row] == KERNEL for row in window.rows),
+        "launches": len(owners),
+        "graph_launches": len(graphs),
+        "graph_kernels": sum(call in graphs for _, call in pairs) if graphs else 0,
+    }
+
+
+def between(times: Sequence[float], start: float, end: float) -> int:
+    """Count sorted times in a window, its end excluded."""
+    return bisect.bisect_left(times, end) - bisect.bisect_left(times, start)
+
+
+def host_times(found: Context, window: Window, pairs: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """Measure what the host did in a window."""
+    start, end = window.start, window.end
+    calls = found.linked.trace.calls
+    owners = [call for _, call in pairs]
+    first = min((calls.start[call] for call in owners), default=0.0)
+    last = max((calls.start[call] + calls.duration[call] for call in owners), default=0.0)
+    waits = [(begin, stop) for begin, stop in found.waits if start <= begin < end]
+    return {
+        "enqueue_microseconds": overlap(found.enqueue, start, end),
+        "enqueue_span_microseconds": last - first,
+        "synchronisations": len(waits),
+        "blocking_synchronisations": sum(stop - begin >= WAITS for begin, stop in waits),
+        "synchronising_microseconds": length(union(waits)),
+        "data_microseconds": overlap(found.data, start, end),
+        "compilations": between(found.compilations, start, end),
+        "compiling_microseconds": overlap(found.compiling, start, end),
+        "module_loads": between(found.loads, start, end),
+        "optimizer_microseconds": overlap(found.optimizer, start, end),
+    }
+
+
+def queueing(found: Context, pairs: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """Measure how far the host is ahead: lead of each launch, and the length of the busiest stream's queue."""
+    calls, device = found.linked.trace.calls, found.linked.trace.device
+    if not pairs:
+        return {}
+    leads = [device.start[row] - calls.start[call] - calls.duration[call] for row, call in pairs]
+    lanes = Counter(device.place[row] for row, _ in pairs)
+    lane = max(lanes, key=lambda place: (lanes[place], -place))
+    moments = [(calls.start[call], 1) for row, call in pairs if device.place[row] == lane]
+    moments += [(device.start[row], -1) for row, _ in pairs if device.place[row] == lane]
+    lengths, now = [], 0
+    for _, change in sorted(moments):
+        now += change
+        if change > 0:
+            lengths.append(float(now))
+    return {
+        "lead": spread(leads),
+        "early": sum(lead < 0 for lead in leads),
+        "queue": spread(lengths),
+    }
+
+
+def families(found: Context, rows: Sequence[int], busy: Intervals) -> dict[str, Any]:
+    """Sum device work by family; measure communication and how much of it nothing else hides."""
+    durations = found.linked.trace.device.duration
+    count: Counter[str] = Counter()
+    time: dict[str, float] = {}
+    for row in rows:
+        name = found.families[row]
+        count[name] += 1
+        time[name] = time.get(name, 0.0) + durations[row]
+    shares = [Share(name=name, count=count[name], microseconds=total) for name, total in time.items()]
+    kernels = sum(total for name, total in time.items() if name != "set")
+    fused = time.get("fused", 0.0) + time.get("attention", 0.0)
+    told: dict[str, Any] = {
+        "families": tuple(sorted(shares, key=lambda share: -share.microseconds)),
+        "fused_share": fused / kernels if kernels > 0 else 0.0,
+        "optimizer_gpu_microseconds": launched_in_optimizer(found, rows),
+    }
+    return {**told, **communication(found, rows, busy)} if "communication" in time else told
+
+
+def communication(found: Context, rows: Sequence[int], busy: Intervals) -> dict[str, Any]:
+    """Measure the time of communication kernels, and the part of it in which no other work ran."""
+    device = found.linked.trace.device
+    parts: tuple[list[tuple[float, float]], list[tuple[float, float]]] = ([], [])
+    for row in rows:
+        parts[found.families[row] == "communication"].append(ended(device, row))
+    others = union(parts[0])
+    return {
+        "communication_microseconds": length(union(parts[1])),
+        "exposed_communication_microseconds": length(busy) - length(others),
+    }
+
+
+def launched_in_optimizer(found: Context, rows: Sequence[int]) -> float:
+    """Sum the device work whose launch lies in an optimizer's step."""
+    if not found.optimizer:
+        return 0.0
+    calls, device, call = found.linked.trace.calls, found.linked.trace.device, found.linked.call
+    inside = [row for row in rows if call[row] != NONE and covers(found.optimizer, calls.start[call[row]])]
+    return sum(device.duration[row] for row in inside)
+
+
+def covers(spans: Intervals, time: float) -> bool:
+    """Tell whether one of the sorted disjoint intervals holds a time."""
+    at = bisect.bisect_right(spans, (time, float("inf"))) - 1
+    return at >= 0 and spans[at][0] <= time < spans[at][1]
+
+
+def copies(found: Context, rows: Sequence[int]) -> dict[str, Any]:
+    """Measure copies, and those of them from or to memory that the host may page out."""
+    trace = found.linked.trace
+    device = trace.device
+    moved = [row for row in rows if trace.kinds[row] == COPY]
+    pageable = {number for number, name in enumerate(trace.names) if "Pageable" in name}
+    paged = [row for row in moved if device.name[row] in pageable]
+    return {
+        "copies": len(moved),
+        "copied_bytes": sum(device.size[row] for row in moved),
+        "copy_microseconds": sum(device.duration[row] for row in moved),
+        "pageable_copies": len(paged),
+        "pageable_bytes": sum(device.size[row] for row in paged),
+    }

@@ -1,0 +1,220 @@
+"""Read a trace file into columns, piece by piece: memory stays near what is kept, whatever the size of the file."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from kerncheck.errors import UsageError
+from kerncheck.tracing.events import ABSENT, Arguments, Event, head_of
+from kerncheck.tracing.pieces import Pieces
+from kerncheck.tracing.table import NONE, Interned, Table, Trace
+
+LATEST = 1e17
+"""Microseconds: the year 5138. A later time, or an earlier one than its negative, is no time."""
+LONGEST = 1e13
+"""Microseconds: 115 days. Nothing lasts longer."""
+LARGEST = 2**62
+MODULE = "nn.Module: "
+
+# Categories, with the names of old schemas (torch 1.8 to 1.10) and of ROCm beside today's.
+OPERATORS = ("cpu_op", "Operator")
+CALLS = ("cuda_runtime", "cuda_driver", "Runtime", "hip_runtime", "hip_driver", "runtime", "driver")
+RANGES = ("user_annotation",)
+STACKS = ("python_function",)
+KERNELS = ("kernel", "Kernel")
+COPIES = ("gpu_memcpy", "Memcpy")
+SETS = ("gpu_memset", "Memset")
+DEVICE = {**dict.fromkeys(KERNELS, 0), **dict.fromkeys(COPIES, 1), **dict.fromkeys(SETS, 2)}
+KERNEL, COPY, SET = 0, 1, 2
+
+EMPTY = Arguments()
+Value = TypeVar("Value")
+Events = list[Event]
+
+
+def read(path: str | os.PathLike[str]) -> Trace:
+    """Read a Chrome trace of torch.profiler (Kineto), plain or gzip, old schema or new, of NVIDIA or ROCm devices.
+
+    Events that cannot be used (no time, wrong types) are left out and counted in ``Trace.oddities``.
+
+    Raises:
+        UsageError: the file cannot be read, is truncated or is no trace. The message is one line.
+
+    """
+    reader = Reader()
+    pieces = Pieces(Path(path), reader.decode)
+    for events in pieces:
+        reader.take(events)
+    if pieces.head == {} and not reader.trace.events:
+        raise UsageError(f"{path}: no profiler trace: an empty list")
+    reader.trace.path, reader.trace.head = str(path), head_of(pieces.head)
+    return reader.finished()
+
+
+class Reader:
+    """Collects the events of a trace, piece by piece."""
+
+    def __init__(self) -> None:
+        self.trace = Trace(path="", head=head_of({}))
+        self._typed = msgspec.json.Decoder(list[Event], strict=False)
+        self._one = msgspec.json.Decoder(Event, strict=False)
+        self._raw = msgspec.json.Decoder(list[msgspec.Raw])
+        self._names: Interned = Interned()
+        self._threads: Interned = Interned()
+        self._lanes: Interned = Interned()
+
+    def decode(self, text: bytes) -> Events:
+        """Decode a list of events; those of the wrong shape are left out and counted."""
+        try:
+            return self._typed.decode(text)
+        except msgspec.ValidationError:
+            return self._one_by_one(text)
+
+    def _one_by_one(self, text: bytes) -> Events:
+        found, bad = [], 0
+        for raw in self._raw.decode(text):
+            try:
+                found.append(self._one.decode(raw))
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                bad += 1
+        self.trace.oddities["events of the wrong shape"] += bad
+        self.trace.events += bad
+        return found
+
+    def take(self, events: Events) -> None:
+        """Add the events of a piece to the columns."""
+        self.trace.events += len(events)
+        groups: defaultdict[str, Events] = defaultdict(list)
+        for event in events:
+            groups[event.cat].append(event)
+        for category, group in groups.items():
+            if category in OPERATORS:
+                self._add(self.trace.operators, self._usable(group), "sequence")
+            elif category in CALLS:
+                self._add(self.trace.calls, self._usable(group), "correlation")
+            elif category in DEVICE:
+                self._add_device(self._usable(group), DEVICE[category])
+            elif category in RANGES:
+                self._add(self.trace.ranges, self._usable(group), "sequence")
+            elif category in STACKS:
+                self._add(self.trace.modules, self._usable([e for e in group if e.name.startswith(MODULE)]), "sequence")
+
+    def _usable(self, group: Events) -> Events:
+        """Return the complete events that have a time; count what is odd about the others and about these."""
+        odd = self.trace.oddities
+        complete = [event for event in group if event.ph == "X"]
+        if len(complete) < len(group):
+            odd["events that are not complete ones (ph is not X)"] += len(group) - len(complete)
+        timed = [e for e in complete if -LATEST < e.ts < LATEST and (e.dur < LONGEST or e.dur == ABSENT)]
+        if len(timed) < len(complete):
+            odd["events without a usable time"] += len(complete) - len(timed)
+        if timed and min([event.dur for event in timed]) < 0:
+            mend_durations(timed, odd)
+        unnamed = [event.name for event in timed].count("")
+        if unnamed:
+            odd["events without a name"] += unnamed
+        return timed
+
+    def _add(self, table: Table, events: Events, number: str) -> None:
+        self._times(table, events)
+        threads = self._threads
+        table.place.extend([threads[event.pid, event.tid] for event in events])
+        arguments = [event.args or EMPTY for event in events]
+        self._ids(table, arguments, number)
+
+    def _add_device(self, events: Events, kind: int) -> None:
+        table, lanes = self.trace.device, self._lanes
+        self._times(table, events)
+        arguments = [event.args or EMPTY for event in events]
+        table.place.extend(
+            [
+                lanes[e.pid if a.device is None else a.device, e.tid if a.stream is None else a.stream]
+                for e, a in zip(events, arguments, strict=True)
+            ]
+        )
+        self._ids(table, arguments, "correlation")
+        fill(table.size, [0 if a.size is None or a.size < 0 else a.size for a in arguments], self.trace.oddities)
+        self.trace.kinds.extend([kind] * len(events))
+
+    def _times(self, table: Table, events: Events) -> None:
+        names = self._names
+        table.start.extend([event.ts for event in events])
+        table.duration.extend([event.dur for event in events])
+        table.name.extend([names[event.name] for event in events])
+
+    def _ids(self, table: Table, arguments: list[Arguments], number: str) -> None:
+        odd = self.trace.oddities
+        external = [NONE if (x := a.external) is None else x for a in arguments]
+        if external.count(NONE):
+            external = [
+                NONE if (x := a.external if a.external is not None else a.lower_external) is None else x
+                for a in arguments
+            ]
+        fill(table.external, external, odd)
+        if number == "correlation":
+            numbers = [NONE if (x := a.correlation) is None else x for a in arguments]
+        else:
+            numbers = [NONE if (x := a.sequence) is None else x for a in arguments]
+        fill(table.number, numbers, odd)
+
+    def finished(self) -> Trace:
+        """Return the trace: device work in order of its start, no rows at time 0 where 0 is no time of this trace."""
+        trace = self.trace
+        trace.names, trace.threads, trace.lanes = listed(self._names), listed(self._threads), listed(self._lanes)
+        tables = (trace.operators, trace.calls, trace.ranges, trace.modules)
+        drop_zero(trace, tables)
+        order_device(trace)
+        trace.oddities = Counter({words: count for words, count in trace.oddities.items() if count})
+        return trace
+
+
+def mend_durations(events: Events, odd: Counter[str]) -> None:
+    """Set absent and negative durations to 0 and count them."""
+    for event in events:
+        if event.dur < 0:
+            odd["events without a duration" if event.dur == ABSENT else "negative durations"] += 1
+            event.dur = 0.0
+
+
+def fill(column: array[int], values: list[int], odd: Counter[str]) -> None:
+    """Append values to a column; a number that no id can have counts as absent."""
+    try:
+        column.fromlist(values)
+    except OverflowError:
+        odd["ids beyond 64 bits"] += sum(not -LARGEST < value < LARGEST for value in values)
+        column.fromlist([value if -LARGEST < value < LARGEST else NONE for value in values])
+
+
+def listed(numbers: dict[Any, int]) -> list[Any]:
+    """Return the things in the order of their numbers."""
+    return list(numbers)
+
+
+def drop_zero(trace: Trace, tables: Iterable[Table]) -> None:
+    """Drop rows that start at 0 or before in a trace whose other rows start much later, and count them."""
+    every = (*tables, trace.device)
+    latest = max((max(table.start) for table in every if table), default=0.0)
+    if latest < 1e6:  # a trace that itself begins at 0: within a second, 0 is a time like any other
+        return
+    for table in every:
+        if table and min(table.start) <= 0:
+            kept = [row for row, start in enumerate(table.start) if start > 0]
+            trace.oddities["timestamps of 0"] += len(table) - len(kept)
+            if table is trace.device:
+                trace.kinds = array("b", [trace.kinds[row] for row in kept])
+            table.keep(kept)
+
+
+def order_device(trace: Trace) -> None:
+    """Order the work on devices by start, its kinds with it."""
+    device = trace.device
+    order = sorted(range(len(device)), key=device.start.__getitem__)
+    trace.kinds = array("b", [trace.kinds[row] for row in order])
+    device.keep(order)
