@@ -36,7 +36,7 @@ def tests(session: nox.Session) -> None:
     """Run all tests that need no GPU, two at a time."""
     install_under_test(session)
     session.install(".", *nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "test"))
-    session.run("python", "-m", "pytest", "-n", "2", *session.posargs)
+    session.run("python", "-m", "pytest", "-n", "2", "--durations=25", *session.posargs)
 
 
 @nox.session
