@@ -12,6 +12,7 @@ from kerncheck.model.base import Missing, NotObservedError
 from kerncheck.model.job import Job
 from kerncheck.model.outcome import Outcome, Say
 from kerncheck.model.snapshot import SECTIONS
+from kerncheck.plugins import plugged
 from kerncheck.report import Crash, Waiver
 
 ALWAYS = {"node": {"KC0", "KC1", "KC2", "KC3", "KC4", "KC6"}, "image": {"KC0", "KC1", "KC2", "KC3"}}
@@ -45,12 +46,13 @@ def judge(case: Case, checks: Iterable[Check]) -> tuple[tuple[Outcome, ...], tup
     """Run the checks; return what they said, and which of them raised."""
     outcomes: list[Outcome] = []
     crashes: list[Crash] = []
-    for check in checks:
-        try:
-            outcomes += run_check(case, check)
-        except Exception as error:  # noqa: BLE001 - one bad check must not end the run
-            detail = traceback.format_exc()
-            crashes.append(Crash(code=check.code, message=f"{type(error).__name__}: {error}", detail=detail))
+    with plugged(case.snapshot.environment):
+        for check in checks:
+            try:
+                outcomes += run_check(case, check)
+            except Exception as error:  # noqa: BLE001 - one bad check must not end the run
+                detail = traceback.format_exc()
+                crashes.append(Crash(code=check.code, message=f"{type(error).__name__}: {error}", detail=detail))
     return tuple(outcomes), tuple(crashes)
 
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from kerncheck import catalog as catalogs
+from kerncheck import plugins
 from kerncheck.checks.registry import FAMILIES, all_checks
 from kerncheck.kernels import all_specs
+from kerncheck.model.plugin import PluginSeen
 from kerncheck.plan import Plan
+from kerncheck.probes import plugins as look
 from kerncheck.supervise import ProbeRun
 
 
@@ -27,8 +32,11 @@ def kernels() -> str:
     """List every op that has a specification: id, package, whether it has a backward and runs emulated."""
     rows = [("op", "package", "backward", "emulated")]
     yes = {True: "yes", False: "no"}
-    rows += [(spec.id, spec.package, yes[spec.has_backward], yes[spec.runs_emulated]) for spec in all_specs()]
-    return table(rows)
+    found = plugins.read_all(msgspec.convert(look.found(), tuple[PluginSeen, ...]))
+    specs = (*all_specs(), *found.specs)
+    rows += [(spec.id, spec.package, yes[spec.has_backward], yes[spec.runs_emulated]) for spec in specs]
+    broken = [f"plug-in {name} cannot be used: {reason}\n" for name, reason in found.broken.items()]
+    return table(rows) + "".join(broken)
 
 
 def models() -> str:

@@ -18,6 +18,7 @@ from kerncheck.model.environment import Gpus
 from kerncheck.model.job import Job
 from kerncheck.model.snapshot import RunRecord, Snapshot
 from kerncheck.plan import STATIC
+from kerncheck.plugins import plugged
 from kerncheck.stages.common import Ask
 from kerncheck.supervise import Answers, ProbeRun, Supervisor
 
@@ -53,7 +54,8 @@ def observe(request: Request, supervisor: Supervisor) -> Snapshot:
     ask = first_ask(request)
     static = run_stages(ask, STATIC, request, supervisor)
     ask = informed(ask, static)
-    later = run_stages(ask, dynamic(request), request, supervisor)
+    with plugged(ask.environment):
+        later = run_stages(ask, dynamic(request), request, supervisor)
     taken = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     sections = {**static.sections, **later.sections}
     return Snapshot(kerncheck=__version__, taken=taken, job=request.job, runs=(*static.runs, *later.runs), **sections)
@@ -90,7 +92,8 @@ def planned(request: Request, supervisor: Supervisor) -> list[tuple[str, list[Pr
     """Return what would run, section by section. Only the static probes are run for it."""
     ask = first_ask(request)
     ask = informed(ask, run_stages(ask, STATIC, request, supervisor))
-    return [(section, stage(section).runs(ask)) for section in (*STATIC, *dynamic(request))]
+    with plugged(ask.environment):
+        return [(section, stage(section).runs(ask)) for section in (*STATIC, *dynamic(request))]
 
 
 def run_stages(ask: Ask, sections: Iterable[str], request: Request, supervisor: Supervisor) -> Observed:

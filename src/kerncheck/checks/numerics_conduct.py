@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kerncheck import plugins
 from kerncheck.checks.numerics import other_release, unusable_reason
 from kerncheck.checks.numerics_reading import Op, close, ops, running, severity, wanted
 from kerncheck.checks.registry import Case, check
@@ -200,7 +201,7 @@ def margins_clear(case: Case, say: Say) -> Iterator[Outcome]:
             yield say.passed(op.id, "no error above half its limit", op.evidence)
 
 
-@check("KC411", "every op's own check ran", needs=("numerics",))
+@check("KC411", "every op's own check ran", needs=("numerics",), also=("environment",))
 def cells_ran(case: Case, say: Say) -> Iterator[Outcome]:
     """Every required op must have been run and must have lived through it.
 
@@ -214,6 +215,9 @@ def cells_ran(case: Case, say: Say) -> Iterator[Outcome]:
         Read the exception: it is the kernel's own. An op that cannot be imported is told by the KC2 checks. For a slow
         first compilation raise --timeout; for exhausted memory free the GPU.
     """
+    for name, reason in plugins.read(case.snapshot.environment).broken.items():
+        needed = None if case.job.model is None else False
+        yield say.not_judged(f"plug-in {name}", f"its ops are not known: {reason} (KC002)", required=needed)
     section = seen(case.snapshot.numerics)
     for spec in wanted(case, section):
         yield from told(case, say, section, spec)
@@ -260,7 +264,9 @@ def cell_died(case: Case, say: Say, section: Numerics, spec: OpSpec, first: tupl
         f"it did not live through its own check: {cell.why.how.replace('_', ' ')}",
         found=f"{why(cell.why)} in {lane.title}, {cell.name}" + "".join(f" ({line[:200]})" for line in tail),
         wanted="every cell runs to its end",
-        remedy=f"take another release of {spec.distributions[0]}, or of the torch that brings its triton, and verify "
+        remedy=f"mend the plug-in {spec.plugin}, or install another version of it (docs/plug-ins.md)"
+        if cell.why.exception == "PluginError"
+        else f"take another release of {spec.distributions[0]}, or of the torch that brings its triton, and verify "
         "again; the exception is in the snapshot",
         evidence=section.evidence,
         severity=severity(case, spec.id),

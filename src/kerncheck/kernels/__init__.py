@@ -6,9 +6,10 @@ one. Modules whose name starts with an underscore (calls, references) import tor
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -24,6 +25,8 @@ class OpSpec:
     packages that it cannot work without. ``file`` is the module under ``kerncheck.kernels`` that declares it,
     ``code`` the child-side one that calls it, and ``form`` the kind of computation, which decides reference and cells.
     ``unordered`` names gradients whose sums the kernel adds up in any order, so that they differ from run to run.
+    Of an op that a plug-in describes, ``plugin`` is its name, ``code`` the full name of the module, and ``own_cells``
+    its cells by device.
     """
 
     id: str
@@ -39,6 +42,8 @@ class OpSpec:
     code: str
     extension: str = ""
     unordered: tuple[str, ...] = ()
+    plugin: str = ""
+    own_cells: Mapping[str, tuple[CellPlan, ...]] = field(default_factory=dict)
 
     @property
     def module(self) -> str:
@@ -92,12 +97,33 @@ def module_of(spec: OpSpec) -> ModuleType:
 
 def cells_of(spec: OpSpec, device: str, config: Mapping[str, Any]) -> tuple[CellPlan, ...]:
     """Return the cells of an op for a device (``emulate`` or ``cuda``), sized for the model's configuration."""
+    if spec.plugin:
+        return spec.own_cells.get(device, ())
     cells: tuple[CellPlan, ...] = module_of(spec).cells(spec.form, device, config)
     return cells
 
 
+_added: list[OpSpec] = []
+
+
+@contextlib.contextmanager
+def added(specs: Iterable[OpSpec]) -> Iterator[None]:
+    """Let ops that plug-ins describe be known while the block runs, and no others of that kind."""
+    before = list(_added)
+    _added[:] = specs
+    try:
+        yield
+    finally:
+        _added[:] = before
+
+
 def all_specs() -> tuple[OpSpec, ...]:
-    """Return the specs of every kernel package, by file name, then in the order of declaration."""
+    """Return the specs of every kernel package that is known here, those of plug-ins last."""
+    return (*own_specs(), *_added)
+
+
+def own_specs() -> tuple[OpSpec, ...]:
+    """Return the specs that kerncheck brings, by file name, then in the order of declaration."""
     specs: list[OpSpec] = []
     for info in sorted(pkgutil.iter_modules(__path__), key=lambda info: info.name):
         if not info.name.startswith("_"):

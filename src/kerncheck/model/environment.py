@@ -7,6 +7,7 @@ looked at, or could not be; an empty one was looked at and is not there.
 from __future__ import annotations
 
 from kerncheck.model.base import Frozen, Missing
+from kerncheck.model.plugin import PluginSeen
 
 NOT_LOOKED = Missing(reason="this snapshot does not hold it")
 
@@ -168,6 +169,7 @@ class Environment(Frozen, tag="environment", tag_field="kind"):
     driver_module: str | Missing = NOT_LOOKED
     triton_cache: CacheFolder | Missing = NOT_LOOKED
     last_mile: LastMile | Missing = NOT_LOOKED
+    plugins: tuple[PluginSeen, ...] | Missing = ()
     container: str = ""
     nodes: tuple[str, ...] = ()
     denied: tuple[str, ...] = ()

@@ -31,10 +31,28 @@ def run(case: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
         return {"unimportable": f"{type(error).__name__}: {error}", "module": getattr(error, "name", None) or ""}
     from kerncheck.kernels import _observe
 
-    form = importlib.import_module("kerncheck.kernels." + case["code"]).FORMS[case["form"]]
+    form = form_of(case)
     device.take_configuration(case["configuration"])
     seen = _observe.cell(form, function, case, device)
     return {**seen, "facts": state["facts"], "configurations": chosen(seen, device)}
+
+
+class PluginError(Exception):
+    """The code of a plug-in does not offer what its description says."""
+
+
+def form_of(case: dict[str, Any]) -> Any:
+    """Return how the op is drawn, called and compared: one of our forms, or what a plug-in's code says of its own."""
+    if not case.get("plugin"):
+        return importlib.import_module("kerncheck.kernels." + case["code"]).FORMS[case["form"]]
+    from kerncheck.kernels._forms import Form
+
+    try:
+        form = importlib.import_module(case["code"]).FORMS[case["form"]]
+        return Form(**form)
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+        raise PluginError(f"plug-in {case['plugin']}: form {case['form']!r} of {case['code']}: {told}") from error
 
 
 def find(op: str, found: dict[str, Any]) -> Any:

@@ -15,7 +15,7 @@ import sysconfig
 from collections.abc import Callable
 from typing import Any
 
-from kerncheck.probes import distributions, last_mile, toolchain
+from kerncheck.probes import distributions, last_mile, plugins, toolchain
 
 SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY", re.IGNORECASE)
 CREDENTIALS = re.compile(r"://[^/@\s]+@")
@@ -43,6 +43,7 @@ def run(case: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
         "cache": cache,
         "machine": machine,
         "last_mile": image,
+        "plugins": extensions,
     }
     found: dict[str, Any] = tidy(groups[case["name"]](options))
     return found
@@ -84,6 +85,11 @@ def interpreter(_options: dict[str, Any]) -> dict[str, Any]:
         "glibc": fact(glibc),
         "kernel": platform.release(),
     }
+
+
+def extensions(_options: dict[str, Any]) -> dict[str, Any]:
+    """Describe the plug-ins of kerncheck that this interpreter has."""
+    return {"plugins": plugins.found()}
 
 
 def glibc() -> str:

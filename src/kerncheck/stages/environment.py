@@ -18,6 +18,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "cache": ("triton_cache",),
     "machine": ("driver_module",),
     "last_mile": ("last_mile",),
+    "plugins": ("plugins",),
 }
 """The probe's cases, each with those of its facts that may be Missing."""
 

@@ -79,6 +79,8 @@ def asked(ask: Ask, spec: OpSpec) -> bool:
     """Tell whether a job is about an op."""
     if ask.job.model is not None:
         return any(required.op == spec.id for required in ask.job.model.required)
+    if spec.plugin:
+        return True
     if isinstance(ask.environment, Missing):
         return True
     return any(ask.environment.find(name) for name in spec.distributions)
@@ -100,6 +102,7 @@ def as_case(spec: OpSpec, plan: CellPlan, lane: LaneName) -> dict[str, Any]:
         "name": f"{spec.name}: {plan.name}",
         "op": spec.id,
         "code": spec.code,
+        "plugin": spec.plugin,
         "form": spec.form,
         "extension": spec.extension,
         "lane": lane,
