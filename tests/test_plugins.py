@@ -237,6 +237,22 @@ def test_two_plug_ins_of_one_name_are_a_finding(site):
     assert "two installed distributions offer a plug-in swiglu, this one other" in bad.message
 
 
+def test_broken_metadata_of_others_is_no_matter_and_of_a_plug_in_is_a_finding(site):
+    (site / "leftover-1.0.dist-info").mkdir()
+    (site / "strange-1.0.dist-info").mkdir()
+    (site / "strange-1.0.dist-info" / "entry_points.txt").write_bytes(b"[console_scripts\n\xff=\n")
+    assert [outcome.status for outcome in told_by_kc002()] == ["passed"]
+    change(site, "example_swiglu-1.0.0.dist-info/entry_points.txt", "swiglu = example", "swiglu example")
+    (finding,) = told_by_kc002()
+    assert (finding.status, finding.subject) == ("failed", "plug-in example-swiglu")
+    assert "its entry points cannot be read" in finding.message
+
+
+def test_a_second_copy_later_on_the_path_does_not_count(site, wheel, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(site), str(wheel)])
+    assert [outcome.status for outcome in told_by_kc002()] == ["passed"]
+
+
 def test_no_plug_in_and_no_look_are_told_apart():
     assert [outcome.status for outcome in told_by_kc002(plugins=())] == ["not_applicable"]
     (told,) = told_by_kc002(plugins=Missing(reason="the mount is gone"))

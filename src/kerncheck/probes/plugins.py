@@ -10,60 +10,73 @@ import importlib.metadata
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 GROUP = "kerncheck.kernels"
 FILE = "kerncheck.toml"
 MOST_BYTES = 256 * 1024
 PACKAGE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z")
+EMPTY: dict[str, Any] = {"value": "", "file": "", "text": "", "modules": [], "problem": ""}
 SUFFIXES = (".py", ".so", ".pyd")
 
 
 def found() -> list[dict[str, Any]]:
     """Return every plug-in of this interpreter, by name; one that cannot be read says why in ``problem``."""
-    return sorted((described(point) for point in points()), key=lambda item: (item["name"], item["distribution"]))
+    seen: list[dict[str, Any]] = []
+    known: set[str] = set()
+    for dist in importlib.metadata.distributions():
+        text = fact(lambda dist=dist: dist.read_text("entry_points.txt")) or ""  # type: ignore[misc]
+        if GROUP not in text:
+            continue
+        name = fact(lambda dist=dist: dist.metadata["Name"]) or ""  # type: ignore[misc]
+        if name not in known:  # a second copy, later on the path, is never imported
+            known.add(name)
+            seen += described_by(dist, name)
+    return sorted(seen, key=lambda item: (item["name"], item["distribution"]))
 
 
-def points() -> Iterator[Any]:
-    """Yield the entry points of the group. Metadata that cannot be read at all belongs to no plug-in that we know."""
-    yield from importlib.metadata.entry_points(group=GROUP)
-
-
-def described(point: Any) -> dict[str, Any]:
-    """Return one plug-in as plain data."""
-    seen = {
-        "name": str(point.name),
-        "value": str(point.value),
-        "distribution": "",
-        "version": "",
-        "file": "",
-        "text": "",
-        "modules": [],
-        "problem": "",
-    }
+def fact(look: Callable[[], Any]) -> Any:
+    """Return what a look into metadata gives; None where it is too broken to be read, as leftovers of pip are."""
     try:
-        seen["distribution"], seen["version"] = str(point.dist.metadata["Name"]), str(point.dist.version)
-        folder = folder_of(point)
+        return look()
+    except Exception:
+        return None
+
+
+def described_by(dist: Any, name: str) -> list[dict[str, Any]]:
+    """Return the plug-ins of one distribution."""
+    about = {"distribution": str(name), "version": str(fact(lambda: dist.version) or "")}
+    try:
+        points = [point for point in dist.entry_points if point.group == GROUP]
+    except Exception as error:
+        problem = f"its entry points cannot be read: {type(error).__name__}: {error}"
+        return [{**EMPTY, **about, "name": str(name), "problem": problem}]
+    return [{**EMPTY, **about, **described(dist, point)} for point in points]
+
+
+def described(dist: Any, point: Any) -> dict[str, Any]:
+    """Return one plug-in as plain data."""
+    seen: dict[str, Any] = {"name": str(point.name), "value": str(point.value)}
+    try:
+        folder = folder_of(dist, seen["value"])
         seen["file"] = os.path.join(folder, FILE)
         seen["modules"] = modules_in(folder)
         seen["text"] = text_of(os.path.join(folder, FILE))
     except Exception as error:  # whatever is wrong is told of this plug-in, and of no other
-        seen["problem"] = (
-            str(error) if isinstance(error, LookupError | ValueError) else f"{type(error).__name__}: {error}"
-        )
+        seen["problem"] = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
     return seen
 
 
-def folder_of(point: Any) -> str:
+def folder_of(dist: Any, value: str) -> str:
     """Return the folder of the package that an entry point names, without importing it or its parents."""
-    if not PACKAGE.match(point.value):
-        raise ValueError(f"its entry point is {point.value!r}; it must name a package, without attribute or extra")
-    relative = os.path.join(*point.value.split("."))
-    candidates = [str(point.dist.locate_file(relative)), *(os.path.join(entry, relative) for entry in sys.path)]
+    if not PACKAGE.match(value):
+        raise ValueError(f"its entry point is {value!r}; it must name a package, without attribute or extra")
+    relative = os.path.join(*value.split("."))
+    candidates = [str(dist.locate_file(relative)), *(os.path.join(entry, relative) for entry in sys.path)]
     folder = next((path for path in candidates if os.path.isfile(os.path.join(path, FILE))), "")
     if not folder:
-        raise ValueError(f"its entry point names the package {point.value}, and no folder of it here holds {FILE}")
+        raise ValueError(f"its entry point names the package {value}, and no folder of it here holds {FILE}")
     return folder
 
 
