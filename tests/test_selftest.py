@@ -40,6 +40,7 @@ EXPECTED = {
     "boundaries": "KC501",
     "unimportable": "KC301",
     "reference": "KC302",
+    "hollow": "KC303",
     "hidden_library": "KC203",
     "crash": "KC209",
     "standstill": "KC210",
@@ -130,7 +131,7 @@ def every_detector_is_needed(bench, monkeypatch, capsys):
     told = capsys.readouterr().out
     assert "fail missing mask: chunk_gated_delta_rule adds a tenth" in told
     assert told.endswith(": exit 1\n")
-    assert "13 of 14 sabotages found" in told
+    assert "14 of 15 sabotages found" in told
 
 
 def a_red_control_is_no_proof(bench):
@@ -210,7 +211,7 @@ def test_an_environment_without_torch_is_inconclusive(tmp_path, capsys):
     before = sorted(path for path in tmp_path.rglob("*"))
     assert run(["selftest", "--python", str(tmp_path / "bare" / "bin" / "python")]) == 3
     told = capsys.readouterr().out
-    assert "14 could not be run" in told
+    assert "15 could not be run" in told
     assert sorted(path for path in tmp_path.rglob("*")) == before, "nothing is left in the judged environment"
 
 

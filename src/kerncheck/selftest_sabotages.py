@@ -32,6 +32,7 @@ SABOTAGES = (
     Sabotage("boundaries", "leaking pack", "{op} ignores the boundaries of packed examples", "KC501", "packing"),
     Sabotage("unimportable", "forced fallback", "{package} cannot be imported by the model's code", "KC301", "seams"),
     Sabotage("reference", "silent fallback", "the model runs its eager form of {op} instead", "KC302", "seams"),
+    Sabotage("hollow", "hollow kernel", "{op} runs eager code and launches no kernel", "KC303", "seams"),
     Sabotage("hidden_library", "hidden library", "a library that {package} wants is not there", "KC203", "imports"),
     Sabotage("crash", "crash of an import", "importing {package} aborts the process", "KC209", "imports"),
     Sabotage("standstill", "standstill", "importing {package} waits for ever", "KC210", "imports"),

@@ -112,9 +112,9 @@ def bound(ask: Ask, spec: OpSpec) -> list[Trial]:
     """Read what the model's code binds, with and without the package; run the model as it is, and passing the op by."""
     reading, running = seams.runs(ask)
     (case,) = running.cases
-    eager = {**case, "sabotage": "reference", "op": spec.id}
+    eager = [(kind, {**case, "sabotage": kind, "op": spec.id}) for kind in ("reference", "hollow")]
     return [
-        trial("seams", running, [(CONTROL, case), ("reference", eager)]),
+        trial("seams", running, [(CONTROL, case), *eager]),
         trial("seams", reading, [(CONTROL, one) for one in reading.cases]),
         trial("seams", reading, [("unimportable", one) for one in reading.cases], broken="unimportable"),
     ]
