@@ -163,7 +163,7 @@ class Plain:
             call = self.by_number.get(first[end]["args"]["correlation"])
             if call is None:
                 found["other"] += end - start
-            elif call["ts"] > start:
+            elif (call["ts"] if kind("call", call["name"]) == "graph" else self.end(call)) > start:
                 found["host"] += end - start
             else:
                 found["kernel" if end - start < 2.0 else "other"] += end - start

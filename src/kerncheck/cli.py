@@ -212,6 +212,57 @@ def selftest(**given: Any) -> int:  # noqa: ANN401
     return command(given)
 
 
+class Traces(click.Group):
+    """A group whose first argument may be a file instead of a command: then that file is judged."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put the command of a single trace in front, unless a command or a call for help is there."""
+        known = args and (args[0] in self.commands or args[0] in ("-h", "--help"))
+        return super().parse_args(ctx, args if known or not args else ["file", *args])
+
+
+@cli.group("trace", cls=Traces)
+def traces() -> None:
+    """Judge a profiler trace: `kerncheck trace FILE` is short for `kerncheck trace file FILE`.
+
+    Says what limits the steps, and with --model whether the required fused kernels ran. Exit codes as in verify.
+    """
+
+
+RUN_WITH = click.option(
+    "--with", "versions", multiple=True, metavar="NAME==VERSION", help="A package that the traced run had (repeatable)."
+)
+RATIO = click.option(
+    "--max-cpu-gpu-ratio", type=click.FloatRange(min=0, min_open=True), help="Most CPU enqueue time over GPU time."
+)
+
+
+@traces.command("file")
+@click.argument("file", type=click.Path(dir_okay=False))
+@options(MODEL, TRAINING, RUN_WITH, RATIO, SELECTION, OUTPUT)
+def trace_file(**given: Any) -> int:  # noqa: ANN401
+    """Judge one trace FILE of torch.profiler (Chrome trace, plain or gzip)."""
+    from kerncheck.trace_commands import trace as command
+
+    return command(given)
+
+
+@traces.command("compare")
+@click.argument("before", type=click.Path(dir_okay=False))
+@click.argument("after", type=click.Path(dir_okay=False))
+@options(MODEL, TRAINING, RUN_WITH, RATIO)
+@click.option("--min-op-reduction", metavar="5x", help="How many times fewer operations a step of AFTER must have.")
+@click.option(
+    "--max-step-time-ratio", type=click.FloatRange(min=0, min_open=True), help="Most time of a step, AFTER over BEFORE."
+)
+@options(SELECTION, OUTPUT)
+def trace_compare(**given: Any) -> int:  # noqa: ANN401
+    """Judge the trace AFTER, and what changed since BEFORE."""
+    from kerncheck.trace_commands import compare as command
+
+    return command(given)
+
+
 @cli.command("list")
 @click.argument("what", type=click.Choice(["checks", "kernels", "models", "matrix"]))
 def list_(what: str) -> int:

@@ -192,6 +192,7 @@ def judged_job(given: Given, seen: Snapshot, catalog: Catalog) -> Job:
         model=job.model if given["model"] else taken.model,
         targets=job.targets or (taken.targets if declared else ()),
         driver=job.driver or (taken.driver if declared else ""),
+        trace=taken.trace,
     )
 
 

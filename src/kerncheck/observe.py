@@ -22,7 +22,7 @@ from kerncheck.plugins import plugged
 from kerncheck.stages.common import Ask
 from kerncheck.supervise import Answers, ProbeRun, Supervisor
 
-COSTLIEST_FIRST = ("compiled", "numerics", "packing", "step", "seams", "imports", "binaries")
+COSTLIEST_FIRST = ("compiled", "numerics", "packing", "step", "seams", "imports", "binaries", "trace")
 
 
 @dataclass(frozen=True, kw_only=True)

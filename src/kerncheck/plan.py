@@ -37,12 +37,18 @@ def make_plan(job: Job, checks: tuple[Check, ...], select: tuple[str, ...], igno
     """
     for prefix in (*select, *ignore):
         known(prefix, checks)
-    chosen = [check for check in checks if wanted(check, select, ignore)]
-    out = [LeftOut(code=item.code, title=item.title, reason=left_out(job, item)) for item in chosen]
+    chosen = [check for check in checks if of_this_job(job, check) and wanted(check, select, ignore)]
+    reasons = [(item, "" if job.trace else left_out(job, item)) for item in chosen]
+    out = [LeftOut(code=item.code, title=item.title, reason=reason) for item, reason in reasons]
     out = [item for item in out if item.reason]
     dropped = {item.code for item in out}
     partial = " ".join((*(f"--select {code}" for code in select), *(f"--ignore {code}" for code in ignore)))
     return Plan(tuple(check for check in chosen if check.code not in dropped), tuple(out), partial)
+
+
+def of_this_job(job: Job, check: Check) -> bool:
+    """Tell whether a check judges what this job is about: a trace, or a machine."""
+    return ("trace" in check.needs) == (job.trace is not None)
 
 
 def wanted(check: Check, select: tuple[str, ...], ignore: tuple[str, ...]) -> bool:

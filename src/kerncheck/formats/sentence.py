@@ -13,6 +13,8 @@ SHOWN = ("torch", "triton", "transformers", "flash-linear-attention", "causal-co
 def headline(report: Report) -> str:
     """Name what was judged: tool, profile, device, model."""
     job = report.job
+    if job.trace:
+        return f"kerncheck {report.version} · trace · {f'model {job.model.name}' if job.model else 'no model named'}"
     device = {"emulate": "emulated device", "cuda": "GPU", "none": "no GPU used"}[job.device]
     model = f"model {job.model.name}" if job.model else "no model named"
     return f"kerncheck {report.version} · profile {job.profile}{meant_for(report)} · {device} · {model}"
@@ -66,6 +68,8 @@ def last_line(report: Report) -> str:
         text = f"a bug in kerncheck: {counted(len(report.crashes), 'check')} raised"
     elif code == INCONCLUSIVE:
         text = inconclusive(report)
+    elif report.job.trace:
+        text = f"passed as a trace: {traced(report)}"
     else:
         text = f"passed for profile {report.job.profile}{meant_for(report)}{coverage(report)}"
     partial = f" (partial: {report.partial})" if report.partial else ""
@@ -82,6 +86,16 @@ def inconclusive(report: Report) -> str:
     if not report.unjudged:
         return "inconclusive: nothing was judged"
     return f"inconclusive: {counted(len(report.unjudged), 'required judgement')} could not be made"
+
+
+def traced(report: Report) -> str:
+    """Say what of a trace was judged; warnings are findings that do not fail it."""
+    warnings = len(report.findings)
+    told = f"{counted(warnings, 'warning')}; " if warnings else ""
+    seen = [outcome.status for outcome in report.outcomes if outcome.code == "KC627"]
+    absent = "the required kernels" if report.job.model else "any model (--model)"
+    model = "the required kernels are seen" if seen and set(seen) == {"passed"} else f"not judged: {absent}"
+    return f"{told}{model}; nothing was run here"
 
 
 def coverage(report: Report) -> str:

@@ -64,6 +64,20 @@ class Target(Frozen):
     name: str = ""
 
 
+class TraceRequest(Frozen):
+    """The trace that is judged instead of a machine, and the one to compare it with. Gates that are None are not asked.
+
+    ``versions`` maps a distribution to the version that the traced run had, as the user declares it: traces name none.
+    """
+
+    file: str
+    before: str = ""
+    versions: dict[str, str] = {}
+    min_op_reduction: float | None = None
+    max_cpu_gpu_ratio: float | None = None
+    max_step_time_ratio: float | None = None
+
+
 class Job(Frozen):
     """One run of kerncheck, as declared by the user."""
 
@@ -75,6 +89,7 @@ class Job(Frozen):
     quick: bool = False
     targets: tuple[Target, ...] = ()
     driver: str = ""
+    trace: TraceRequest | None = None
 
     @property
     def needed(self) -> tuple[RequiredOp, ...]:

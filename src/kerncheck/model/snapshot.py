@@ -12,9 +12,10 @@ from kerncheck.model.numerics import Numerics
 from kerncheck.model.packing import Packing
 from kerncheck.model.seams import Seams
 from kerncheck.model.step import Step
+from kerncheck.model.trace import TraceSection
 
 NOT_HERE = Missing(reason="this snapshot does not hold it")
-SECTIONS = ("environment", "gpus", "binaries", "imports", "seams", "numerics", "packing", "step", "compiled")
+SECTIONS = ("environment", "gpus", "binaries", "imports", "seams", "numerics", "packing", "step", "compiled", "trace")
 
 
 class RunRecord(Frozen):
@@ -43,3 +44,4 @@ class Snapshot(Frozen):
     packing: Packing | Missing = NOT_HERE
     step: Step | Missing = NOT_HERE
     compiled: Compiled | Missing = NOT_HERE
+    trace: TraceSection | Missing = NOT_HERE

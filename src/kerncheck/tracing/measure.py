@@ -205,16 +205,20 @@ def busy_and_gaps(found: Context, window: Window) -> tuple[Intervals, list[tuple
 
 
 def idle(found: Context, gaps: Iterable[tuple[float, float, int]]) -> Idle:
-    """Split the gaps by what the device waited for."""
+    """Split the gaps by what the device waited for: the host, if the launch was not done when the device fell idle.
+
+    HolisticTraceAnalysis asks whether the launch had not begun; but with small kernels the launch itself is the wait.
+    A graph's launch returns while its kernels run, so there the begin counts.
+    """
     linked = found.linked
-    calls = linked.trace.calls
+    calls, graphs = linked.trace.calls, set(linked.graphs)
     totals: Counter[str] = Counter()
     for start, end, row in gaps:
         call = linked.call[row]
         gap = end - start
         if call == NONE:
             totals["other"] += gap  # type: ignore[assignment]
-        elif calls.start[call] > start:
+        elif calls.start[call] + (0.0 if call in graphs else calls.duration[call]) > start:
             for cause, part in causes(found, start, end, calls.start[call]).items():
                 totals[cause] += part  # type: ignore[assignment]
             totals["host"] += gap  # type: ignore[assignment]

@@ -40,6 +40,7 @@ class Pieces:
     def __init__(self, path: Path, decode: Decode) -> None:
         self.path = path
         self.head: dict[str, Any] = {}
+        self.bare = False  # whether the file is a list of events and nothing else
         self._decode = decode
         self._done = 0  # bytes of the file that lie before the buffer
         self._started = False
@@ -79,6 +80,7 @@ class Pieces:
         """Find where the events begin: behind the key at the top level, or at the bracket of a plain array."""
         text = buffer.lstrip(b"\xef\xbb\xbf \t\r\n")
         if text[:1] == b"[":
+            self.bare = True
             return self._start(buffer, buffer.index(b"[") + 1)
         for number, match in enumerate(KEY.finditer(buffer)):
             if number == GUESSES:
@@ -129,7 +131,7 @@ class Pieces:
 
     def _tail(self, tail: bytes, behind: int) -> None:
         text = tail.strip()
-        if not self.head and not text:  # a plain array of events
+        if self.bare and not text:
             return
         try:
             self.head |= msgspec.json.decode(b'{"traceEvents":0' + text, type=dict[str, Any])

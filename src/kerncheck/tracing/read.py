@@ -52,7 +52,7 @@ def read(path: str | os.PathLike[str]) -> Trace:
     pieces = Pieces(Path(path), reader.decode)
     for events in pieces:
         reader.take(events)
-    if pieces.head == {} and not reader.trace.events:
+    if pieces.bare and not reader.trace.events:
         raise UsageError(f"{path}: no profiler trace: an empty list")
     reader.trace.path, reader.trace.head = str(path), head_of(pieces.head)
     return reader.finished()
