@@ -182,7 +182,18 @@ def test_a_waiver_is_visible_and_changes_the_code(capsys):
     codes = sorted({one["code"] for one in failed if one["severity"] == "error"})
     waivers = [part for code in codes for part in ("--waive", f"{code}=known, ticket 7")]
     assert run(["judge", file, "--model", "qwen", "--select", "KC1", *waivers]) != 1
-    assert "[waived: known, ticket 7]" in " ".join(capsys.readouterr().out.split())
+    told = capsys.readouterr()
+    assert "[waived: known, ticket 7]" in " ".join(told.out.split())
+    assert told.err == ""
+
+
+def test_a_waiver_that_matches_nothing_says_what_there_is(capsys):
+    file = str(ROOT / "examples" / "snapshots" / "h100.json")
+    assert run(["judge", file, "--model", "qwen", "--select", "KC1", "--waive", "KC112:no-such-thing=old"]) == 1
+    told = capsys.readouterr()
+    assert "--waive KC112:no-such-thing matches no finding; the findings of KC112 are about" in told.err
+    subject = told.err.partition("are about ")[2].split(",")[0].strip()
+    assert f"kerncheck explain KC112; its subject is {subject}" in " ".join(told.out.split())
 
 
 @pytest.mark.parametrize("check", all_checks(), ids=lambda check: check.code)

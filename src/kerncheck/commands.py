@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ from kerncheck.errors import UsageError
 from kerncheck.judge import judge as judge_case
 from kerncheck.judge import waive
 from kerncheck.model.job import DeviceName, Job, ProfileName
+from kerncheck.model.outcome import Outcome
 from kerncheck.model.snapshot import Snapshot
 from kerncheck.plan import Plan, make_plan, parse_waiver
-from kerncheck.report import Report
+from kerncheck.report import Report, Waiver
 
 Given = Mapping[str, Any]
 DEFAULT_TIMEOUT = {"emulate": 120.0, "cuda": 300.0, "none": 60.0}  # seconds a case; a cold GPU compile is slow
@@ -49,9 +50,11 @@ def verify(given: Given) -> int:
     return emit(msgspec.structs.replace(report, seconds=time.monotonic() - started), given)
 
 
-def make_report(case: Case, plan: Plan, given: Given, waivers: tuple[Any, ...]) -> Report:
+def make_report(case: Case, plan: Plan, given: Given, waivers: tuple[Waiver, ...]) -> Report:
     """Judge a snapshot by a plan."""
     outcomes, crashes = judge_case(case, plan.checks)
+    for text in unmatched(outcomes, waivers):
+        click.echo(text, err=True)
     return Report(
         version=__version__,
         job=case.job,
@@ -62,6 +65,17 @@ def make_report(case: Case, plan: Plan, given: Given, waivers: tuple[Any, ...]) 
         partial=plan.partial,
         fail_on=given["fail_on"],
     )
+
+
+def unmatched(outcomes: Iterable[Outcome], waivers: Iterable[Waiver]) -> Iterator[str]:
+    """Yield a line about each waiver that matches no finding: it may be stale, or name another subject."""
+    findings = [outcome for outcome in outcomes if outcome.status == "failed"]
+    for waiver in waivers:
+        if not any(waiver.matches(finding) for finding in findings):
+            subjects = sorted({finding.subject for finding in findings if finding.code == waiver.code})
+            about = f"; the findings of {waiver.code} are about {', '.join(subjects)}" if subjects else ""
+            named = waiver.code + (f":{waiver.subject}" if waiver.subject else "")
+            yield f"kerncheck: --waive {named} matches no finding{about}"
 
 
 def observed(work: Callable[[Any], Any], given: Given) -> Any:  # noqa: ANN401
