@@ -100,7 +100,8 @@ def print_findings(console: Console, report: Report) -> None:
         head = Text.assemble((f"{outcome.code} {outcome.severity}: ", style), (outcome.message, "bold"))
         console.print(Padding(head, (0, 0, 0, 2)))
         rows = {"found": f"{outcome.found} ({outcome.evidence})", "wanted": outcome.wanted, "do": outcome.remedy}
-        for label, text in {**rows, "more": f"kerncheck explain {outcome.code}; its subject is {outcome.subject}"}.items():
+        more = f"kerncheck explain {outcome.code}; its subject is {outcome.subject}"
+        for label, text in {**rows, "more": more}.items():
             console.print(Padding(Text.assemble((f"{label:<7}", "dim"), text), (0, 0, 0, 6)))
 
 
