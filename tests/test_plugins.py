@@ -26,6 +26,7 @@ from kerncheck.model.environment import Environment
 from kerncheck.model.job import Job
 from kerncheck.model.plugin import PluginSeen
 from kerncheck.model.snapshot import Snapshot
+from kerncheck.probes import numerics
 from kerncheck.probes import plugins as look
 
 ROOT = Path(__file__).parents[1]
@@ -109,13 +110,6 @@ BROKEN_CODE = {
         "KC411",
         "PluginError: plug-in swiglu: form 'geglu' of example_swiglu.kerncheck_plugin.forms: KeyError: 'geglu'",
     ),
-    "code that raises": (
-        PLACE + "forms.py",
-        "LARGE = 12.0",
-        'raise RuntimeError("no licence")  #',
-        "KC411",
-        "PluginError: plug-in swiglu: form 'swiglu' of example_swiglu.kerncheck_plugin.forms: RuntimeError: no licence",
-    ),
 }
 
 
@@ -131,6 +125,31 @@ def test_broken_code_is_one_finding(judged, capsys, name):
     assert told in finding["message"] + finding["found"]
     if expected == "KC411":
         assert "mend the plug-in swiglu" in finding["remedy"]
+
+
+BROKEN_FORMS = {
+    "raise RuntimeError('no licence')": "RuntimeError: no licence",
+    "raise SystemExit(3)": "SystemExit: 3",
+    "": "AttributeError: module 'strange.forms' has no attribute 'FORMS'",
+    "FORMS = {'one': {}}": "missing 5 required positional arguments",
+    "FORMS = {'one': {'axis': 3}}": "unexpected keyword argument 'axis'",
+    "FORMS = {'one': 3}": "TypeError",
+    "FORMS = {'other': {}}": "KeyError: 'one'",
+    "def (": "SyntaxError",
+}
+
+
+@pytest.mark.parametrize("code", BROKEN_FORMS)
+def test_whatever_is_wrong_with_the_code_is_told_of_the_plug_in(tmp_path, monkeypatch, code):
+    (tmp_path / "strange").mkdir()
+    (tmp_path / "strange" / "forms.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "strange", raising=False)
+    monkeypatch.delitem(sys.modules, "strange.forms", raising=False)
+    with pytest.raises(numerics.PluginError) as raised:
+        numerics.form_of({"plugin": "odd", "code": "strange.forms", "form": "one"})
+    assert str(raised.value).startswith("plug-in odd: form 'one' of strange.forms: ")
+    assert BROKEN_FORMS[code] in str(raised.value)
 
 
 TOML = PLACE + "kerncheck.toml"

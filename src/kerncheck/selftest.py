@@ -32,7 +32,7 @@ from kerncheck.plan import STATIC
 from kerncheck.report import FINDINGS, Report
 from kerncheck.selftest_report import Result, document, render
 from kerncheck.selftest_sabotages import CONTROL, SABOTAGES, Sabotage
-from kerncheck.selftest_trials import PACKING, Told, Trial, disguised, narrowed, section_of, smallest, target, trials
+from kerncheck.selftest_trials import PACKING, Told, Trial, disguised, lanes, narrowed, section_of, smallest, target
 from kerncheck.selftest_trials import trouble as trouble_in
 from kerncheck.stages.common import Ask
 from kerncheck.supervise import Supervisor
@@ -56,7 +56,7 @@ class Bench:
     @cached_property
     def subjects(self) -> frozenset[str]:
         """What an outcome that counts here is about."""
-        return frozenset({self.spec.id, self.spec.import_name, PACKING})
+        return frozenset({self.spec.id, self.spec.import_name, PACKING, "step"})
 
     def report(self, section: str, side: str, checks: Sequence[Check]) -> Report:
         """Judge one side of one section with every check that reads this section alone, as verify judges it."""
@@ -94,22 +94,24 @@ def observe(request: Request, supervisor: Supervisor) -> tuple[Ask, Bench | None
     spec = target(ask.job)
     if spec is None:
         return ask, None
-    planned = trials(ask, spec)
+    planned = lanes(ask, spec)
     with tempfile.TemporaryDirectory(prefix="kerncheck-selftest-") as folder:
         told = walked(planned, spec, folder, supervisor, workers(ask.job))
         live = frozenset(path.name for path in Path(folder).iterdir())
     return ask, Bench(ask, spec, told, live)
 
 
-def walked(planned: list[Trial], spec: OpSpec, folder: str, supervisor: Supervisor, at_once: int) -> tuple[Told, ...]:
-    """Run the children side by side."""
+def walked(
+    planned: list[list[Trial]], spec: OpSpec, folder: str, supervisor: Supervisor, at_once: int
+) -> tuple[Told, ...]:
+    """Run the lanes side by side."""
 
-    def run(item: Trial) -> Told:
-        answers = supervisor.run(disguised(item, spec, folder))
-        return Told(item, altered(answers, run=item.run))
+    def walk(lane: list[Trial]) -> list[Told]:
+        runs = [(item, supervisor.run(disguised(item, spec, folder))) for item in lane]
+        return [Told(item, altered(answers, run=item.run)) for item, answers in runs]
 
     with ThreadPoolExecutor(max_workers=at_once) as pool:
-        return tuple(pool.map(run, planned))
+        return tuple(told for lane in pool.map(walk, planned) for told in lane)
 
 
 def judged(bench: Bench, checks: Sequence[Check]) -> tuple[Result, ...]:

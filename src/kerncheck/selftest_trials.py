@@ -16,7 +16,7 @@ from kerncheck.kernels import OpSpec, find_spec
 from kerncheck.model.base import Missing
 from kerncheck.model.job import Job, ModelRequest
 from kerncheck.selftest_sabotages import CONTROL, of_section
-from kerncheck.stages import imports, numerics, packing, seams
+from kerncheck.stages import imports, numerics, packing, seams, step
 from kerncheck.stages.common import Ask
 from kerncheck.supervise import Answers, ProbeRun, why
 
@@ -79,10 +79,23 @@ def narrowed(ask: Ask, spec: OpSpec, section: str) -> Ask:
     return replace(ask, job=msgspec.structs.replace(ask.job, model=msgspec.structs.replace(model, required=required)))
 
 
-def trials(ask: Ask, spec: OpSpec) -> list[Trial]:
-    """Return all children, the costliest first."""
+def lanes(ask: Ask, spec: OpSpec) -> list[list[Trial]]:
+    """Return all children, the costliest first; those of one lane run one after the other."""
     narrow = narrowed(ask, spec, "numerics")
-    return [*packed(ask, spec), *computed(narrow, spec), *bound(ask, spec), *imported(narrow, spec)]
+    others = [*packed(ask, spec), *computed(narrow, spec), *bound(ask, spec), *imported(narrow, spec)]
+    return [trained(ask, spec), *([item] for item in others)]
+
+
+def trained(ask: Ask, spec: OpSpec) -> list[Trial]:
+    """Run a training step with the eager references first, then fused ones that find its results; a crash comes last.
+
+    The stage plans both to run side by side; in this order every fused step is compared, and with the same eager one.
+    """
+    fused, eager = step.runs(ask)
+    (case,) = fused.cases
+    broken = [(item.kind, {**case, "sabotage": item.kind, "op": spec.id}) for item in of_section("step")]
+    alone = trial("step", eager, [(CONTROL, one) for one in eager.cases])
+    return [alone, trial("step", fused, [(CONTROL, case), *broken])]
 
 
 def computed(ask: Ask, spec: OpSpec) -> list[Trial]:
@@ -175,7 +188,13 @@ class Told:
 def section_of(ask: Ask, told: Sequence[Told], section: str, side: str) -> Any:  # noqa: ANN401 - any section
     """Return a section of the snapshot as it is on one side."""
     own = [item for item in told if item.trial.section == section]
-    stages: dict[str, Any] = {"numerics": numerics, "packing": packing, "seams": seams, "imports": imports}
+    stages: dict[str, Any] = {
+        "numerics": numerics,
+        "packing": packing,
+        "seams": seams,
+        "step": step,
+        "imports": imports,
+    }
     return stages[section].collect(ask, READERS[section](own, side))
 
 
@@ -199,6 +218,12 @@ def bindings_first(told: list[Told], side: str) -> list[Answers]:
     return [reading.on(CONTROL), running.on(side)]
 
 
+def beside_the_eager_step(told: list[Told], side: str) -> list[Answers]:
+    """Return the fused step of a side, then the eager one, which is the same on all of them."""
+    eager, fused = told
+    return [fused.on(side), eager.on(CONTROL)]
+
+
 def with_the_rest(told: list[Told], side: str) -> list[Answers]:
     """Return the answers of all children, those of the broken package in the place of the sound one."""
     broken = [item for item in told if side and item.trial.broken == side]
@@ -211,6 +236,7 @@ READERS: dict[str, Callable[[list[Told], str], list[Answers]]] = {
     "numerics": alone,
     "packing": beside_the_mixing_pack,
     "seams": bindings_first,
+    "step": beside_the_eager_step,
     "imports": with_the_rest,
 }
 

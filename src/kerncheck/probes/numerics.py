@@ -50,7 +50,7 @@ def form_of(case: dict[str, Any]) -> Any:
     try:
         form = importlib.import_module(case["code"]).FORMS[case["form"]]
         return Form(**form)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         told = f"{type(error).__name__}: {error}"
         raise PluginError(f"plug-in {case['plugin']}: form {case['form']!r} of {case['code']}: {told}") from error
 

@@ -19,7 +19,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 ASKED_BY = "kerncheck selftest"
@@ -40,6 +40,7 @@ class State:
     probe: Any
     inner: Any
     witness: str
+    weights: dict[str, Any] = field(default_factory=dict)
 
 
 def setup(options: dict[str, Any]) -> State:
@@ -57,6 +58,8 @@ def setup(options: dict[str, Any]) -> State:
 
 def run(case: dict[str, Any], state: State) -> dict[str, Any]:
     """Run one case of the other probe, with a sabotage in place if the case names one."""
+    if state.probe.__name__.endswith(".step"):
+        as_at_first(state)
     kind = case.get("sabotage", "")
     if not kind:
         return dict(state.probe.run(case, state.inner))
@@ -64,6 +67,18 @@ def run(case: dict[str, Any], state: State) -> dict[str, Any]:
     place = in_the_package if numerics else at_the_seam  # what the probe itself calls, or what its model calls
     with place(kind, case["op"], state.inner, witness(state.witness, kind)):
         return dict(state.probe.run(case, state.inner))
+
+
+def as_at_first(state: State) -> None:
+    """Give a model that has trained a step the weights that it had before, and no gradients."""
+    model = getattr(state.inner.scene.built, "model", None)
+    if model is None:
+        return
+    if state.weights:
+        model.load_state_dict(state.weights)
+        model.zero_grad(set_to_none=True)
+    else:
+        state.weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
 def witness(folder: str, kind: str) -> Fire:
@@ -105,8 +120,8 @@ def at_the_seam(kind: str, op: str, inner: Any, fire: Fire) -> Iterator[None]:
     if cell is None:
         raise RuntimeError(f"the model's code has no seam for {op} that can be broken")
     sound = cell.cell_contents
-    seam_kinds = {"reference": eager_instead, "hollow": eager_inside}
-    cell.cell_contents = seam_kinds[kind](seam, fire) if kind in seam_kinds else broken(kind, sound, fire)
+    harm, seam_kinds = kind.removeprefix("step_"), {"reference": eager_instead, "hollow": eager_inside}
+    cell.cell_contents = seam_kinds[harm](seam, fire) if harm in seam_kinds else broken(harm, sound, fire)
     try:
         yield
     finally:
