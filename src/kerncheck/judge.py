@@ -15,6 +15,7 @@ from kerncheck.model.snapshot import SECTIONS
 from kerncheck.plugins import plugged
 from kerncheck.report import Crash, Waiver
 
+NOTHING = "there was nothing to judge"
 ALWAYS = {"node": {"KC0", "KC1", "KC2", "KC3", "KC4", "KC6"}, "image": {"KC0", "KC1", "KC2", "KC3"}}
 ON_THE_NODE = {"KC4", "KC5", "KC6"}  # families that an image build, which has no GPU, leaves to the node
 NEEDS_A_MODEL = {"KC3", "KC5", "KC6", "KC7"}
@@ -65,7 +66,7 @@ def run_check(case: Case, check: Check) -> list[Outcome]:
     except NotObservedError as error:
         outcomes.append(say.not_judged(check.title, error.reason))
     if not outcomes:
-        outcomes.append(say.not_judged(check.title, "there was nothing to judge", required=False))
+        outcomes.append(say.not_judged(check.title, NOTHING, required=False))
     required = requires(case.job, check.family)
     return [
         msgspec.structs.replace(outcome, required=required) if outcome.required is None else outcome

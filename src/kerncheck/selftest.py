@@ -23,7 +23,7 @@ from kerncheck import catalog as catalogs
 from kerncheck._version import __version__
 from kerncheck.checks.registry import Case, Check, all_checks
 from kerncheck.commands import make_job, observed
-from kerncheck.judge import judge
+from kerncheck.judge import NOTHING, judge
 from kerncheck.kernels import OpSpec
 from kerncheck.model.outcome import Outcome
 from kerncheck.model.snapshot import Snapshot
@@ -149,9 +149,15 @@ def not_green(control: Report, item: Sabotage, bench: Bench) -> dict[str, Any] |
         return {"message": f"the check itself fails without the sabotage: {crashed[0]}"}
     if any(outcome.status == "passed" for outcome in own):
         return None
-    reasons = [outcome.message for outcome in control.outcomes if outcome.code == item.code]
-    reason = bench.trouble(item.section, CONTROL) or next(iter(reasons), "nothing was judged")
+    reason = bench.trouble(item.section, CONTROL) or reason_in(control, item.code)
     return {"status": "not_run", "message": f"not judged without the sabotage: {reason}"}
+
+
+def reason_in(report: Report, code: str) -> str:
+    """Return why a check judged nothing: in its own words, or by what else is wrong where it had nothing to look at."""
+    own = [one.message for one in report.outcomes if one.code == code and one.message != NOTHING]
+    others = [f"{one.code} {one.message}" for one in (*report.failing, *report.of("not_judged"))]
+    return next((reason for reason in (*own, *others) if not reason.endswith(NOTHING)), NOTHING)
 
 
 def found(bench: Bench, item: Sabotage, report: Report, control: Report) -> dict[str, Any]:

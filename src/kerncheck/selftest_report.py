@@ -80,7 +80,7 @@ def sentence(results: tuple[Result, ...], seconds: float, word: str, code: int) 
     """Return the verdict in one line."""
     good = sum(result.status == "passed" for result in results)
     parts = [f"{good} of {counted(len(results), 'sabotage')} found, each green without it"]
-    parts += [f"{number} not found" for number in [sum(one.status == "failed" for one in results)] if number]
+    parts += [f"{number} failed" for number in [sum(one.status == "failed" for one in results)] if number]
     parts += [f"{number} could not be run" for number in [sum(one.status == "not_run" for one in results)] if number]
     return f"selftest {word}: {', '.join(parts)}, in {seconds:.0f} s: exit {code}"
 
