@@ -161,10 +161,11 @@ def test_a_cache_under_tmp_is_a_note():
     assert [item.subject for item in notes] == ["Triton cache"]
 
 
-def test_older_transformers_are_not_judged_and_that_is_inconclusive():
+@pytest.mark.parametrize(("model", "status"), [(None, "not_judged"), (CATALOG.model("qwen").request(), "passed")])
+def test_flags_of_older_transformers_are_asked_as_if_a_gpu_were_there(model, status):
     older = changed(distributions=(*GOOD.distributions[1:], Distribution(name="transformers", version="5.12.1")))
-    outcome = next(item for item in judged(older) if item.code == "KC154")
-    assert (outcome.status, outcome.required) == ("not_judged", True)
+    outcome = next(item for item in judged(older, Job(profile="image", model=model)) if item.code == "KC154")
+    assert outcome.status == status
     assert "torch.cuda.is_available()" in outcome.message
 
 

@@ -344,14 +344,58 @@ def test_a_model_nobody_has_heard_of_is_judged_by_the_seams_that_are_found():
     assert the(report, "KC301").message.startswith("3 of 4 layers run the eager reference")
 
 
-@pytest.mark.parametrize("mechanism", ["flags", "unknown"])
+@pytest.mark.parametrize("mechanism", ["lazy", "unknown"])
 def test_another_mechanism_is_not_judged(mechanism):
-    seams = with_bound(transformers="4.57.6", mechanism=mechanism)
+    seams = with_bound(transformers="5.6.0", mechanism=mechanism)
     report = judged(job(), seams)
     assert codes(report) == []
     assert report.exit_code == 3
     assert [item.required for item in one(report, "KC305")] == [True]
     assert {item.status for item in report.outcomes if item.code in ("KC301", "KC304")} == {"not_judged"}
+
+
+FLAGS = {"transformers": "4.57.6", "mechanism": "flags"}
+NORM = "fla.modules:FusedRMSNormGated"
+
+
+def test_flags_that_were_told_of_a_gpu_are_judged_and_say_so():
+    report = judged(job(), with_bound(binding(), binding(CONV), believed=True, **FLAGS))
+    assert codes(report) == []
+    passed = [item.message for item in report.of("passed") if item.code in ("KC301", "KC305")]
+    assert len(passed) == 3
+    assert all("as if" in message for message in passed)
+    seen_gpu = judged(job(), with_bound(binding(), binding(CONV), **FLAGS))
+    assert not any("as if" in item.message for item in seen_gpu.of("passed"))
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [("no_gpu", "make torch see the GPU"), ("refused", "in a release that this transformers accepts")],
+)
+def test_a_flag_that_is_off_is_a_finding_with_its_cause(reason, words):
+    report = judged(job(), with_bound(binding(bound="eager", reason=reason), binding(CONV), **FLAGS), only="KC301")
+    assert codes(report) == ["KC301"]
+    assert words in the(report, "KC301").remedy
+
+
+@pytest.mark.parametrize(("environment", "status"), [(NO_GPU, "not_judged"), (A_GPU, "failed"), (UNSEEN, "failed")])
+def test_a_flag_that_is_off_since_no_gpu_is_in_sight_is_not_judged(environment, status):
+    asked = job(profile="node", device="none")
+    seams = with_bound(binding(bound="eager", reason="no_gpu"), binding(CONV), **FLAGS)
+    snapshot = Snapshot(job=asked, seams=seams, environment=environment, gpus=Gpus())
+    (check,) = [check for check in all_checks() if check.code == "KC301"]
+    outcomes, crashes = judge(Case(asked, snapshot, CATALOG), [check])
+    assert not crashes
+    assert {item.status for item in outcomes if item.subject in (CHUNK, "fla")} == {status}
+
+
+def test_a_norm_needs_no_boundary():
+    asked = job(packing="both")
+    norm = binding(NORM, parameters=("x", "g"))
+    report = judged(asked, with_bound(binding(), binding(CONV), norm, **FLAGS), only="KC308")
+    assert codes(report) == []
+    deaf = judged(asked, with_bound(binding(parameters=("q",)), binding(CONV), norm, **FLAGS), only="KC308")
+    assert "is never passed either" in the(deaf, "KC308").message
 
 
 def test_modelling_code_that_cannot_be_imported_is_one_finding():

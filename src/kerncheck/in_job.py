@@ -54,7 +54,7 @@ def guard(model: Any, *, training: bool = True, required: Iterable[str] | None =
 
     Raises:
         FallbackError: a needed op is bound to its eager reference, or its seam was replaced.
-        NotJudgedError: a FallbackError too; the seams cannot be read (a transformers before 5.15, code without seams).
+        NotJudgedError: a FallbackError too; the seams cannot be read (of another mechanism, or code without seams).
         TypeError: not a torch module.
 
     """
@@ -147,6 +147,7 @@ def bindings_of(model: Any, request: ModelRequest) -> Bindings | Missing:  # noq
         {
             "kind": "bound",
             **mechanism,
+            "mechanism": found.mechanism_of(modules, mechanism["mechanism"]),
             "module": ", ".join(module.__name__ for module in modules) or type(model).__module__,
             "layer_types": request.layer_types,
             "bindings": explained(found.seams_of(modules), root_only=mechanism["root_only"]),

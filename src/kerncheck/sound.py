@@ -242,14 +242,14 @@ def unmet(row: str, ranges: Mapping[str, SpecifierSet], packages: dict[str, str]
 
 
 def transformers_rules(combination: Combination, wanted: Wanted, catalog: Catalog) -> Iterator[Objection]:
-    """The model's folder, and seams: releases before them decide by flags, which kerncheck does not judge yet."""
+    """The model's folder, and seams: releases before them decide by flags, which see a GPU or do not."""
     transformers = combination.transformers
     if transformers is None:
         return
     row = f"transformers.toml: release (version '{transformers.version}')"
     seams = catalog.seam_rows(wanted.model.folder)
     if transformers.mechanism == "flags":
-        yield Objection(row, "binds kernels by flags, not through seams: kerncheck judges transformers from 5.15 on")
+        yield Objection(row, "binds kernels behind flags that ask for a GPU, not through seams: pinned from 5.15 on")
     elif seams and transformers.version < max(seams.first_seen, seams.seam_since):
         where = f"transformers.toml: model (folder '{seams.folder}')"
         since = max(seams.first_seen, seams.seam_since)

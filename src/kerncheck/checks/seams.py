@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 from kerncheck.checks.registry import Case, check
 from kerncheck.checks.seams_common import (
-    NOT_YET,
+    UNREAD,
     Need,
     binding_of,
     bindings,
     entered_or_none,
     evidence,
     executed,
+    hidden_by_no_gpu,
     impossible_here,
     layer_types,
     needs,
@@ -22,7 +23,7 @@ from kerncheck.checks.seams_remedies import found_text, remedy, why
 from kerncheck.model.base import Broken, Missing, NotObservedError, seen
 from kerncheck.model.layers import share
 from kerncheck.model.outcome import Outcome, Say
-from kerncheck.model.seams import Binding, Entered
+from kerncheck.model.seams import Binding, Bindings, Entered
 
 
 @check("KC301", "required ops are bound to fused kernels", needs=("seams",), also=("environment", "gpus"))
@@ -31,7 +32,8 @@ def eager_binding(case: Case, say: Say) -> Iterator[Outcome]:
 
     What it checks
     In a clean process, what transformers' modelling code bound each required op to, and why where it is the reference.
-    A compiled package that a CPU build of torch cannot have does not apply under profile ci, or without a GPU.
+    A compiled package that a CPU build of torch cannot have does not apply under profile ci, or without a GPU. Before
+    5.15 flags ask torch for a GPU: in CI and in an image build they are asked as if one were there.
 
     Why it matters
     transformers catches any exception of the import, keeps its reference for as long as the process lives, and says
@@ -52,11 +54,12 @@ def eager_binding(case: Case, say: Say) -> Iterator[Outcome]:
         yield say.not_applicable("seams", "this model's code calls no fused op through a seam")
     for need in wanted:
         item = binding_of(bound, need.op)
-        if item is None or impossible_here(case, bound, item):
+        if item is None or impossible_here(case, bound, item) or hidden_by_no_gpu(case, item):
             yield from set_aside(need, item, say)
         elif item.bound in ("package", "hub"):
             proof = evidence(run) if executed(run, need.op) else "inferred"
-            yield say.passed(need.op, f"bound to {item.target} ({item.bound}) for {need.layers}", proof)
+            flags = ", as if a GPU were there" if bound.believed else ""
+            yield say.passed(need.op, f"bound to {item.target} ({item.bound}) for {need.layers}{flags}", proof)
         else:
             fallen.setdefault((item.package, why(item)), []).append((need, item))
     for (package, _), items in fallen.items():
@@ -65,7 +68,10 @@ def eager_binding(case: Case, say: Say) -> Iterator[Outcome]:
 
 def set_aside(need: Need, item: Binding | None, say: Say) -> Iterator[Outcome]:
     """Say why an op is not judged here; one without a seam is KC304's."""
-    if item is not None:
+    if item is not None and item.reason is not None and item.reason.kind == "no_gpu":
+        reason = f"{item.reason.message}: no GPU is in sight here, so it is judged on the node, or emulated"
+        yield say.not_judged(need.op, reason)
+    elif item is not None:
         reason = f"{item.package} is compiled for CUDA, and this is a CPU build of torch, which cannot have it"
         yield say.not_applicable(need.op, reason)
 
@@ -149,16 +155,18 @@ def unreadable(case: Case, say: Say) -> Iterator[Outcome]:
 
     What it checks
     That transformers knows the model type or the architecture, that the modelling code imports, and that it binds its
-    fused ops with the mechanism of transformers 5.15 and later.
+    fused ops in a way that is known: with the decorator of transformers 5.15 and later, or before that by imports
+    behind availability flags at the top of its module.
 
     Why it matters
     Where the seams cannot be read, nothing is known about what the layers would run, whatever is installed.
 
     Example
-    transformers 4.57.6: transformers before 5.15 is not supported yet
+    transformers 5.6.0: its code of this model looks for kernel packages only when a layer is built
 
     How to fix
-    Install a release of transformers that has the model and is 5.15 or later; mend whatever breaks its import.
+    Install a release of transformers that has the model, 5.15 or later where this one cannot be read; mend whatever
+    breaks its import.
     """
     bound = seen(case.snapshot.seams).bound
     if isinstance(bound, Broken):
@@ -171,9 +179,17 @@ def unreadable(case: Case, say: Say) -> Iterator[Outcome]:
         )
     elif isinstance(bound, Missing):
         raise NotObservedError(bound.reason)
-    elif bound.mechanism != "seam":
-        reason = NOT_YET if bound.mechanism == "flags" else "its mechanism for fused ops is not known"
+    elif bound.mechanism in UNREAD:
         remedy_text = "use transformers 5.15 or later, or wait for a kerncheck that reads this one"
-        yield say.not_judged(f"transformers {bound.transformers}", reason, remedy=remedy_text)
+        yield say.not_judged(f"transformers {bound.transformers}", UNREAD[bound.mechanism], remedy=remedy_text)
     else:
-        yield say.passed(f"transformers {bound.transformers}", f"{bound.module}: {len(bound.bindings)} seams read")
+        yield say.passed(f"transformers {bound.transformers}", read(bound))
+
+
+def read(bound: Bindings) -> str:
+    """Return what was read, and under which assumption."""
+    told = f"{bound.module}: {len(bound.bindings)} seams read"
+    if bound.mechanism == "seam":
+        return told
+    flags = f"{told}: imports behind flags, which ask torch for a GPU"
+    return f"{flags}; there is none here, and they were asked as if there were" if bound.believed else flags

@@ -35,6 +35,9 @@ SENT: dict[Convention, tuple[str, ...]] = {
 }
 """Which of them reach the seams, for each thing that a collator may send."""
 
+TOKEN_BY_TOKEN = frozenset({"fla.modules:FusedRMSNormGated"})
+"""Ops that look at one token alone, behind flags of transformers before 5.15: no boundary concerns them."""
+
 
 def fused(case: Case) -> list[tuple[Need, Binding]]:
     """Return the needed ops that a clean process binds to a package or a hub kernel, with their seams."""
@@ -223,15 +226,18 @@ def boundary_dropped(case: Case, say: Say) -> Iterator[Outcome]:
         sends = "sends no boundaries to the seams" if case.job.packing else "is not declared (--packing)"
         yield say.not_applicable("packing", f"packing {sends}")
         return
+    dropped = "both are dropped silently" if bindings(case).mechanism == "seam" else "or is never passed either"
     for need, item in fused(case):
-        if not item.parameters:
+        if need.op in TOKEN_BY_TOKEN:
+            yield say.not_applicable(need.op, "it computes each token alone")
+        elif not item.parameters:
             yield say.not_judged(need.op, f"the signature of {item.target} cannot be read", required=False)
         elif set(item.parameters) & set(BOUNDARIES):
             yield say.passed(need.op, f"takes {', '.join(name for name in BOUNDARIES if name in item.parameters)}")
         else:
             yield say.failed(
                 need.op,
-                f"bound to {item.target}, which takes neither cu_seqlens nor seq_idx: both are dropped silently",
+                f"bound to {item.target}, which takes neither cu_seqlens nor seq_idx: {dropped}",
                 found=f"parameters: {', '.join(item.parameters)}",
                 wanted=f"a parameter for what the job sends: {', '.join(sent)}",
                 remedy=f"install a release of {item.package} whose {item.function} takes it, or do not pack examples",

@@ -15,8 +15,11 @@ from kerncheck.model.outcome import Outcome, Say
 from kerncheck.model.seams import Binding, Bindings, Entered, Entry
 from kerncheck.models import decodes
 
-NOT_YET = "transformers before 5.15 is not supported yet: its modelling code has flags instead of seams"
-
+UNREAD = {
+    "lazy": "its code of this model looks for kernel packages only when a layer is built: that is not read yet",
+    "unknown": "its mechanism for fused ops is not known",
+}
+"""Why seams are not judged, by mechanism."""
 
 NAMED_BY_THE_CALLER = "ops named by the caller"
 """Origin of a request whose required ops the caller of the guard listed."""
@@ -46,8 +49,9 @@ def bindings(case: Case) -> Bindings:
     bound = seen(case.snapshot.seams).bound
     if isinstance(bound, Broken):
         raise NotObservedError(f"the modelling code cannot be imported (KC305): {bound.exception}: {bound.message}")
-    if seen(bound).mechanism != "seam":
-        raise NotObservedError(f"transformers {seen(bound).transformers}: {NOT_YET} (KC305)")
+    if seen(bound).mechanism in UNREAD:
+        why = UNREAD[seen(bound).mechanism]
+        raise NotObservedError(f"transformers {seen(bound).transformers}: {why} (KC305)")
     return seen(bound)
 
 
@@ -147,6 +151,11 @@ def impossible_here(case: Case, bound: Bindings, item: Binding) -> bool:
     absent = item.reason is not None and item.reason.kind == "absent"
     where = case.job.profile == "ci" or without_gpu(case)
     return where and absent and not bound.torch_gpu and compiled(case, item)
+
+
+def hidden_by_no_gpu(case: Case, item: Binding) -> bool:
+    """Tell whether an op is not bound for the sole reason that this machine, as it was looked at, has no GPU."""
+    return item.reason is not None and item.reason.kind == "no_gpu" and without_gpu(case)
 
 
 def without_gpu(case: Case) -> bool:

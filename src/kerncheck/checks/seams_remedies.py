@@ -25,6 +25,8 @@ def why(item: Binding) -> str:
         "root_only": f"{item.package} imports, but this transformers looks in its root only, and {reason.message}",
         "late": f"the modelling code was imported before {item.package} could be; a seam is bound once",
         "replaced": f"the seam {item.name} was replaced after the import",
+        "no_gpu": reason.message,
+        "refused": f"{reason.message} (its version or its metadata does not satisfy this transformers)",
     }
     if item.bound == "replaced":
         return f"the seam {item.name} was replaced by {item.target}, which is no function of that package"
@@ -47,6 +49,8 @@ def remedy(item: Binding, catalog: Catalog | None) -> str:
         f"this {item.package} has no {item.function}",
         "root_only": f"use transformers 5.17 or later, or a {item.package} whose root offers {item.function}",
         "late": f"import {item.package} before transformers' modelling code, and start the process anew",
+        "no_gpu": "make torch see the GPU (KC1xx says why it does not) before transformers is imported",
+        "refused": f"{install(item.package, catalog)} in a release that this transformers accepts, then start anew",
         "replaced": f"take the patch of {item.module}.{item.name} away, and start the process anew",
     }
     return texts["replaced" if item.bound == "replaced" else reason_of(item).kind]

@@ -2,7 +2,8 @@
 
 What transformers bound lies in a closure cell; a wrapper put there receives exactly the arguments that the bound
 function would have received, since the decorator goes on choosing them by the signature of what it bound. Where a
-seam has no such cell (a hub kernel, or somebody replaced the function), the module's global is wrapped instead.
+seam has no such cell (a hub kernel, or somebody replaced the function), the module's global is wrapped instead. Before
+5.15 the layers themselves keep the function, or a module of the op's class: these are wrapped.
 Attention goes through a mapping from the configuration's ``_attn_implementation`` to a function.
 """
 
@@ -12,9 +13,10 @@ import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from kerncheck.compat import flag_seams
 from kerncheck.compat import transformers_seams as seams
 
 __all__ = ["ATTENTION", "Around", "Bound", "bound_seams", "interposed"]
@@ -62,7 +64,7 @@ def interposed(model: Any, around: Around) -> Iterator[None]:
     """Let the model call ``around(bound, function)`` in the place of each bound function while the block runs."""
     with contextlib.ExitStack() as stack:
         for seam in model_seams(model):
-            stack.enter_context(one(seam, around))
+            stack.enter_context(kept(seam, model, around) if seam.declared.flag else one(seam, around))
         stack.enter_context(attention(model, around))
         yield
 
@@ -83,6 +85,18 @@ def one(seam: seams.Seam, around: Around) -> Iterator[None]:
             cell.cell_contents = bound.call
         elif callable(held):
             names[name] = held
+
+
+@contextlib.contextmanager
+def kept(seam: seams.Seam, model: Any, around: Around) -> Iterator[None]:
+    """Interpose in each place where the layers keep an op or its reference."""
+    bound = described(seam)
+    with contextlib.ExitStack() as stack:
+        for slot in flag_seams.slots(model, seam.module, seam.declared.name, seam.held, seam.reference):
+            kind = "eager" if slot.eager else bound.kind
+            there = replace(bound, kind=kind, call=slot.value, target=seams.dotted(slot.value))
+            stack.enter_context(flag_seams.replaced(slot, around(there, slot.value)))
+        yield
 
 
 @contextlib.contextmanager

@@ -1,7 +1,8 @@
 """Count what a model really runs: which layer enters which seam, what of it executes, which kernels that launches.
 
 The bound function sits in a closure, so replacing a module's global reaches only the outside of a seam (what the model
-passes); the inside (what is executed) is reached through the closure cell. Both are put back when the block ends.
+passes); the inside (what is executed) is reached through the closure cell. Before 5.15 the layers keep the function.
+Everything is put back when the block ends.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from kerncheck.compat import flag_seams
 from kerncheck.compat.transformers_seams import Seam, bound_to
 from kerncheck.probes.worker import describe
 
@@ -91,7 +93,7 @@ def recording(model: Any, seams: list[Seam], launched: list[str]) -> Iterator[Re
         for index, layer in enumerate(layers_of(model)):
             stack.callback(follow(layer, index, record))
         for seam in seams:
-            stack.enter_context(watched(seam, record))
+            stack.enter_context(kept(seam, model, record) if seam.declared.flag else watched(seam, record))
         stack.enter_context(attention_watched(seams, record))
         yield record
 
@@ -146,6 +148,17 @@ def watched(seam: Seam, record: Record) -> Iterator[None]:
         names[name] = held
         if cell is not None and kind != "hub":
             cell.cell_contents = target
+
+
+@contextlib.contextmanager
+def kept(seam: Seam, model: Any, record: Record) -> Iterator[None]:
+    """Watch each place where the layers keep an op or its reference."""
+    kind, name = bound_to(seam)[0], seam.declared.name
+    with contextlib.ExitStack() as stack:
+        for slot in flag_seams.slots(model, seam.module, name, seam.held, seam.reference):
+            watcher = outside(slot.value, name, record, "eager" if slot.eager else kind)
+            stack.enter_context(flag_seams.replaced(slot, watcher))
+        yield
 
 
 def outside(held: Any, name: str, record: Record, kind: str) -> Any:

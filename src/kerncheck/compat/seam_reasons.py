@@ -1,5 +1,7 @@
 """Why a seam is bound to its eager reference: the real exception, which transformers catches and calls "not installed".
 
+Before 5.15 nothing was caught: a flag decided, and what it asks is asked again.
+
 Runs in the process whose seams are judged, since the answer can differ from process to process. It repeats the imports
 that the decorator made, and none that it did not make.
 """
@@ -11,6 +13,7 @@ import importlib.util
 import sys
 from typing import Any
 
+from kerncheck.compat import flag_seams
 from kerncheck.compat.transformers_seams import Seam, binding
 from kerncheck.probes.worker import describe
 
@@ -30,8 +33,11 @@ def why_eager(seam: Seam, *, root_only: bool) -> dict[str, Any]:
 
     Kinds: ``replaced`` (somebody put the reference there after the import), ``hidden`` (None in sys.modules),
     ``absent``, ``broken`` (the import raises), ``no_op`` (the package has no such op), ``root_only`` (it has, but this
-    transformers looks in the package's root only), ``late`` (it can be imported now, so it could not be then).
+    transformers looks in the package's root only), ``late`` (it can be imported now, so it could not be then), and for
+    flags ``no_gpu`` (torch sees none) and ``refused`` (the flag is off although the package can be imported).
     """
+    if seam.declared.flag:
+        return why_flag_is_off(seam)
     if seam.cell is None:
         return reason("replaced", f"{seam.module.__name__}.{seam.declared.name} was replaced after the import")
     package, path, function = seam.declared.package, seam.declared.path, seam.declared.function
@@ -47,6 +53,28 @@ def why_eager(seam: Seam, *, root_only: bool) -> dict[str, Any]:
     if not callable(getattr(module, function, None)):
         return reason("no_op", f"{place} has no {function}")
     return reason("root_only", f"{function} lies in {place}") if root_only else late(package, function)
+
+
+def why_flag_is_off(seam: Seam) -> dict[str, Any]:
+    """Return why a module before 5.15 holds no op: by what its flag asks, in the order of what a user can mend."""
+    import torch
+
+    declared = seam.declared
+    place = f"{declared.package}.{declared.path}" if declared.path else declared.package
+    package, failure = load(declared.package, declared.package)
+    if failure:
+        return failure
+    if not torch.cuda.is_available() and not flag_seams.believed():
+        return reason("no_gpu", f"{declared.flag}() asks torch.cuda.is_available(), which is False in this process")
+    says, fresh = flag_seams.flag_says(declared.flag)
+    if says:
+        return reason(
+            "replaced", f"{declared.flag}() is True, so {seam.module.__name__}.{declared.name} was taken away"
+        )
+    if fresh:
+        return late(place, declared.function)
+    version = getattr(package, "__version__", "of unknown version")
+    return reason("refused", f"{declared.flag}() is False, though {declared.package} {version} can be imported")
 
 
 def load(name: str, package: str) -> tuple[Any, dict[str, Any] | None]:

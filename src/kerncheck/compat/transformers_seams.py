@@ -4,6 +4,7 @@ Since 5.15 a modelling module declares its fused ops with the decorator ``use_ke
 function below it is the eager reference; while the module is imported, the decorator looks for the op in its package
 and keeps whichever it got in a closure, for good. ``functools.wraps`` makes both look like the reference from outside,
 so the closure cell ``implementation`` is read. What a module declares is read from its source, independently.
+Before 5.15 a module imports its ops behind a flag (``flag_seams``): then what it holds is the binding.
 
 Private parts are found by feature, not by version; where one is missing, ``mechanism`` says so and nothing is guessed.
 Runs in a probe child, and in the user's own process for ``kerncheck.guard``. Nothing here changes anything.
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from types import CellType, FunctionType, ModuleType
 from typing import Any
 
+from kerncheck.compat import flag_seams
 from kerncheck.probes.standins import is_standin
 
 DECORATOR = "use_kernel_func_from_hub_with_fallback"
@@ -32,12 +34,17 @@ VARIABLES = ("USE_HUB_KERNELS", "DISABLE_KERNEL_MAPPING")
 
 @dataclass(frozen=True)
 class Declared:
-    """One seam as its module's source declares it: ``name`` there, the op's ``function``, ``package`` and ``path``."""
+    """One seam as its module's source declares it: ``name`` there, the op's ``function``, ``package`` and ``path``.
+
+    Before 5.15: the ``flag`` that decided about the import, and the module's name of the reference, the ``fallback``.
+    """
 
     name: str
     function: str
     package: str
     path: str = ""
+    flag: str = ""
+    fallback: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,9 @@ class Seam:
 
     @property
     def reference(self) -> Any:
-        """The eager reference: the function below the decorator."""
+        """The eager reference: the function below the decorator; None where the layers compute in their own code."""
+        if self.declared.flag:
+            return vars(self.module).get(self.declared.fallback)
         own = cells(self.wrapper).get("torch_function") if self.wrapper else None
         return own.cell_contents if own else getattr(self.wrapper, "__wrapped__", None)
 
@@ -73,8 +82,8 @@ class Seam:
 def mechanism() -> dict[str, Any]:
     """Return which mechanism the installed transformers has and what it wants of ``kernels``. Imports transformers.
 
-    ``mechanism`` is ``seam`` (5.15 and later), ``flags`` (before) or ``unknown``. ``root_only`` tells that an op is
-    looked up among the attributes of the imported package only (5.15 and 5.16).
+    ``mechanism`` is ``seam`` (5.15 and later), ``flags`` (before) or ``unknown``; see ``mechanism_of`` for a model's.
+    ``root_only`` tells that an op is looked up among the attributes of the imported package only (5.15 and 5.16).
     """
     import transformers
     from transformers.utils import import_utils
@@ -91,6 +100,19 @@ def mechanism() -> dict[str, Any]:
         "kernels": kernels_package(import_utils),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
+
+
+def mechanism_of(modules: Iterable[ModuleType], general: str) -> str:
+    """Return the mechanism of a model's own code.
+
+    Before 5.15: ``lazy`` where it loads packages only when a layer is built, ``unknown`` where something else binds.
+    """
+    code = list(modules)
+    if general != "flags" or not code:
+        return general
+    if any(not seam.declared.flag for seam in seams_of(code)):
+        return "unknown"
+    return "lazy" if any(flag_seams.loads_lazily(module) for module in code) else "flags"
 
 
 def decorator_function() -> Any:
@@ -119,11 +141,7 @@ def window(import_utils: Any) -> str:
 
 def declared_in(module: ModuleType) -> list[Declared]:
     """Read from a module's source which seams it declares; nothing if there is no source."""
-    try:
-        tree = ast.parse(inspect.getsource(module))
-    except (OSError, TypeError, SyntaxError):
-        return []
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    functions = [node for node in flag_seams.syntax(module).body if isinstance(node, ast.FunctionDef)]
     return [found for node in functions for call in node.decorator_list if (found := declaration(node.name, call))]
 
 
@@ -148,11 +166,23 @@ def internal_path(function: str, given: Any = None) -> str:
 
 
 def seams_of(modules: Iterable[ModuleType]) -> list[Seam]:
-    """Return the seams of modelling modules: those declared in the source, else those that are seen in closures."""
+    """Return the seams of modelling modules: those declared in the source, else those that are seen in closures.
+
+    Where transformers has no decorator, the imports behind flags are the seams.
+    """
+    old = decorator_function() is None
     return [
         Seam(item, module, vars(module).get(item.name), wrapper_of(item, vars(module).get(item.name)))
         for module in modules
-        for item in declared_in(module) or in_closures(module)
+        for item in declared_in(module) or in_closures(module) or (behind_flags(module) if old else [])
+    ]
+
+
+def behind_flags(module: ModuleType) -> list[Declared]:
+    """Return the seams of a module before 5.15."""
+    return [
+        Declared(item.name, item.function, item.package, item.path, item.flag, item.fallback)
+        for item in flag_seams.guarded_in(module)
     ]
 
 
@@ -224,7 +254,7 @@ def binding(seam: Seam) -> dict[str, Any]:
         "package": seam.declared.package,
         "op": seam.op,
         "bound": kind,
-        "target": dotted(target),
+        "target": dotted(target) if target is not None else f"the layers' own code in {seam.module.__name__}",
         "file": file_of(target),
         "parameters": accepted(seam, target),
     }
@@ -232,6 +262,8 @@ def binding(seam: Seam) -> dict[str, Any]:
 
 def bound_to(seam: Seam) -> tuple[str, Any]:
     """Return the kind of what is bound, and the function."""
+    if seam.declared.flag and seam.held is None:
+        return "eager", seam.reference
     replaced = vars(seam.held).get("forward") if hasattr(seam.held, "__dict__") and seam.wrapper else None
     own = getattr(type(seam.held), "forward", None)
     if replaced is not None and getattr(replaced, "__func__", replaced) is not own:
@@ -271,6 +303,8 @@ def file_of(target: Any) -> str:
 
 def accepted(seam: Seam, target: Any) -> list[str]:
     """Return the names of the arguments that reach the implementation: transformers drops all other keywords."""
+    if seam.declared.flag:
+        return flag_seams.parameters(target, seam.module, seam.declared.name) if target is not None else []
     known = cells(seam.wrapper).get("applicable_params") if seam.wrapper else None
     if known is not None:
         return [str(name) for name in known.cell_contents]

@@ -10,9 +10,11 @@ Bound = Literal["hub", "package", "standin", "eager", "replaced"]
 """hub: a kernel of the hub; package: the kernel package; standin: our labelled eager version of a compiled op, put in
 place for the emulated device; eager: the model library's own reference; replaced: something that somebody put there."""
 
-ReasonKind = Literal["replaced", "hidden", "absent", "broken", "no_op", "root_only", "late"]
+ReasonKind = Literal["replaced", "hidden", "absent", "broken", "no_op", "root_only", "late", "no_gpu", "refused"]
 Phase = Literal["training", "decoding"]
-Mechanism = Literal["seam", "flags", "unknown"]
+Mechanism = Literal["seam", "flags", "lazy", "unknown"]
+"""How the modelling code comes to its fused ops. seam: a decorator (transformers 5.15 and later); flags: imports behind
+availability flags (before); lazy: packages are looked for only when a layer is built (5.0 to 5.14, some models)."""
 
 
 class Reason(Frozen):
@@ -20,7 +22,8 @@ class Reason(Frozen):
 
     hidden: None in sys.modules. absent: there is no such module. broken: importing it raises. no_op: the package has no
     such op. root_only: the op is there, but this transformers looks in the package's root only. late: it can be
-    imported now, so it could not be when the modelling code was imported. replaced: put there after the import.
+    imported now, so it could not be when the modelling code was imported. replaced: put there after the import. no_gpu:
+    the flag before the import asks torch for a GPU, and torch sees none. refused: the flag is off for another reason.
     """
 
     kind: ReasonKind
@@ -67,7 +70,10 @@ class AttentionPackages(Frozen):
 
 
 class Bindings(Frozen, tag="bound", tag_field="kind"):
-    """The modelling code, imported in a clean child as the environment is. ``torch_gpu`` is torch's CUDA or HIP."""
+    """The modelling code, imported in a clean child as the environment is. ``torch_gpu`` is torch's CUDA or HIP.
+
+    ``believed`` says that the flags of an older transformers were told of a GPU that this machine does not have.
+    """
 
     transformers: str
     mechanism: Mechanism
@@ -75,6 +81,7 @@ class Bindings(Frozen, tag="bound", tag_field="kind"):
     layer_types: tuple[str, ...]
     bindings: tuple[Binding, ...]
     root_only: bool = False
+    believed: bool = False
     kernels: KernelsPackage = KernelsPackage()
     variables: dict[str, str] = {}
     torch: str = ""

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from kerncheck.compat import transformers_seams
 from kerncheck.probes import shrink as rules
 from kerncheck.probes.standins import is_standin, standin_causal_conv1d
 
@@ -74,6 +75,7 @@ def build(
     for changes in plans(request.get("shrink") or {}, full, shrink=shrink, place=place):
         try:
             config = shrunk_config(full, fields, changes)
+            settle_dtype(config, full, dtype)
             check_size(model_class, config, place)
             model = materialize(model_class, config, dtype, seed, place)
         except Exception as error:
@@ -228,6 +230,14 @@ def settable(config_class: Any) -> set[str]:
     names = set(declared or inspect.signature(config_class.__init__).parameters)
     known = (names | set(aliases) | set(aliases.values())) - {"self", "kwargs"}
     return {name for name in known if not isinstance(getattr(config_class, name, None), property)}
+
+
+def settle_dtype(config: Any, full: Any, dtype: str) -> None:
+    """Tell the configuration the dtype of the weights, as loading a model does: layers before 5.15 ask for it there."""
+    if transformers_seams.decorator_function() is None:
+        import torch
+
+        config.dtype = full.dtype = getattr(torch, dtype)
 
 
 def check_size(model_class: Any, config: Any, place: str) -> None:

@@ -7,6 +7,7 @@ import importlib.util
 from dataclasses import dataclass, field
 from typing import Any
 
+from kerncheck.compat import flag_seams, transformers_seams
 from kerncheck.devices.base import DeviceUnusableError
 from kerncheck.kernels import all_specs
 from kerncheck.probes import models
@@ -39,6 +40,8 @@ def prepare(options: dict[str, Any]) -> Scene:
             models.force_eager(*sorted({spec.import_name for spec in all_specs()}))
         if device.NAME == "cuda" or not options.get("eager"):
             scene.facts = device.prepare({})
+        if device.NAME == "emulate" and not options.get("eager") and transformers_seams.decorator_function() is None:
+            flag_seams.see_a_gpu()
         if not options.get("eager"):
             scene.standins = bind_standins(device.NAME, options["request"])
         scene.built = build(options, device)

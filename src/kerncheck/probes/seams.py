@@ -2,6 +2,7 @@
 
 Options: ``mode`` is ``bound`` (import the modelling code as the environment is, read the bindings) or ``entered``
 (build the model, run it on the device, count); ``request`` is the ModelRequest; ``device`` is ``emulate`` or ``cuda``.
+``elsewhere`` says that the GPU is on another machine: flags of transformers before 5.15 then see one.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 import time
 from typing import Any
 
+from kerncheck.compat import flag_seams
 from kerncheck.compat import transformers_seams as found
 from kerncheck.compat.seam_calls import Record, recording
 from kerncheck.compat.seam_reasons import explained
@@ -57,11 +59,14 @@ def bindings(state: State) -> dict[str, Any]:
     import torch
 
     mechanism = found.mechanism()
+    believed = bool(state.get("elsewhere")) and mechanism["mechanism"] == "flags" and flag_seams.see_a_gpu()
     module, types = modelling(state["request"])
     modules = found.modules_behind(found.layer_classes(module))
     return {
         "kind": "bound",
         **mechanism,
+        "mechanism": found.mechanism_of(modules, mechanism["mechanism"]),
+        "believed": believed,
         "module": module.__name__,
         "layer_types": types,
         "bindings": explained(found.seams_of(modules), root_only=mechanism["root_only"]),

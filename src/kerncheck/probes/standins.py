@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
+import importlib.metadata
 import sys
 import types
 from typing import Any
@@ -14,6 +16,42 @@ MARK = "__kerncheck_standin__"
 def is_standin(thing: Any) -> bool:
     """Tell whether a function or module is one of our stand-ins."""
     return getattr(thing, MARK, False) is True
+
+
+VERSION = "0+kerncheck.standin"
+
+
+class Described(importlib.metadata.Distribution):
+    """What importlib.metadata tells of a stand-in: transformers before 5.0 asks it whether a package is installed."""
+
+    def read_text(self, filename: str) -> str | None:
+        """Return the metadata file; there is no other."""
+        return f"Metadata-Version: 2.1\nName: causal-conv1d\nVersion: {VERSION}\n" if filename == "METADATA" else None
+
+    def locate_file(self, path: Any) -> Any:
+        """Return the path itself: a stand-in has no files."""
+        return path
+
+
+class Finder:
+    """Lets importlib.metadata find the stand-in."""
+
+    @staticmethod
+    def find_spec(_name: str, _path: Any = None, _target: Any = None) -> None:
+        """Find no module: the stand-in is in sys.modules."""
+
+    @staticmethod
+    def find_distributions(context: Any) -> list[Described]:
+        """Return the stand-in when it is asked for by its name."""
+        return [Described()] if str(context.name).replace("_", "-") == "causal-conv1d" else []
+
+
+def describe_standin() -> None:
+    """Let importlib.metadata know the stand-in, unless it knows the package."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        importlib.metadata.version("causal-conv1d")
+        return
+    sys.meta_path.append(Finder)
 
 
 def standin_causal_conv1d() -> types.ModuleType:
@@ -28,12 +66,13 @@ def standin_causal_conv1d() -> types.ModuleType:
         raise RuntimeError("causal_conv1d is already imported: a stand-in would come too late")
     module = types.ModuleType("causal_conv1d", "Eager stand-in of kerncheck for the compiled package.")
     module.__spec__ = importlib.machinery.ModuleSpec("causal_conv1d", None)  # transformers asks find_spec
-    module.__version__ = "0+kerncheck.standin"  # type: ignore[attr-defined]
+    module.__version__ = VERSION  # type: ignore[attr-defined]
     for item in (module, causal_conv1d_fn, causal_conv1d_update):
         setattr(item, MARK, True)
     module.causal_conv1d_fn = causal_conv1d_fn  # type: ignore[attr-defined]
     module.causal_conv1d_update = causal_conv1d_update  # type: ignore[attr-defined]
     sys.modules["causal_conv1d"] = module
+    describe_standin()
     return module
 
 

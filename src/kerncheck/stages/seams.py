@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from kerncheck.model.base import Broken, Missing
+from kerncheck.model.job import Job
 from kerncheck.model.seams import Bindings, Entered, Seams
 from kerncheck.stages.common import OFFLINE, Ask, child_environment
 from kerncheck.supervise import Answers, ProbeRun
@@ -23,12 +24,17 @@ def runs(ask: Ask) -> list[ProbeRun]:
         label="seams: bindings",
         probe="seams",
         cases=({"name": "bindings"},),
-        options={"mode": "bound", "request": request},
+        options={"mode": "bound", "request": request, "elsewhere": gpu_is_elsewhere(ask.job)},
         environment=dict(OFFLINE),
         limit=ask.timeout,
         python=ask.python,
     )
     return [bound] if ask.job.device == "none" else [bound, entered(ask, request)]
+
+
+def gpu_is_elsewhere(job: Job) -> bool:
+    """Tell whether the environment is judged for a GPU that is not in this machine: in an image build, and in CI."""
+    return job.device != "cuda" and job.profile != "node"
 
 
 def entered(ask: Ask, request: dict[str, Any]) -> ProbeRun:
