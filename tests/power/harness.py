@@ -78,13 +78,18 @@ def cells(lane: Lane) -> dict[str, Cell]:
 
 
 def changed(healthy: Lane, faulty: Lane) -> bool:
-    """Tell whether any output or gradient of any cell has other bits, or a cell did not live."""
+    """Tell whether any output, gradient or input of any cell has other bits, or a cell did not live."""
     before, after = cells(healthy), cells(faulty)
     return any(
-        name not in after or [t.digest for t in cell.tensors] != [t.digest for t in after[name].tensors]
+        name not in after or bits(cell) != bits(after[name])
         for name, cell in before.items()
         if name in after or any(f"{lost.op} {lost.name}" == name for lost in faulty.cells)
     )
+
+
+def bits(cell: Cell) -> tuple[list[str], tuple[str, ...]]:
+    """Return what identifies the bits of a cell's results, and the inputs that were written to."""
+    return [tensor.digest for tensor in cell.tensors], cell.changed
 
 
 def launched(lane: Lane, kernel: str) -> bool:
