@@ -26,11 +26,13 @@ OPTIONS = {
     "verify": "model profile device target driver packing training quick select ignore waive fail_on python timeout"
     " form output verbose dry_run",
     "snapshot": "model profile device target driver packing training quick python timeout output",
+    "report": "file model html markdown",
     "judge": "file model profile target driver packing training select ignore waive fail_on form output verbose",
     "explain": "code",
     "list": "what",
     "pins": "model gpu python torch driver machine prebuilt output",
     "selftest": "model device python form",
+    "trace": "",  # a group: its commands stand in test_tracing_cli.py
     "warm": "model target python timeout cache_dir tokens batch tensor_parallel dtype node_sets keep_ir",
 }
 

@@ -263,6 +263,18 @@ def trace_compare(**given: Any) -> int:  # noqa: ANN401
     return command(given)
 
 
+@cli.command()
+@click.argument("file", type=click.Path(dir_okay=False))
+@MODEL
+@click.option("--html", type=click.Path(dir_okay=False), metavar="OUT", help="Write one self-contained page to OUT.")
+@click.option("--markdown", is_flag=True, help="Print Markdown, for a comment on a pull request.")
+def report(**given: Any) -> int:  # noqa: ANN401
+    """Make a page of FILE, a report of `--format json` or a profiler trace. Exits 0: the verdict is on the page."""
+    from kerncheck.report_command import report as command
+
+    return command(given)
+
+
 @cli.command("list")
 @click.argument("what", type=click.Choice(["checks", "kernels", "models", "matrix"]))
 def list_(what: str) -> int:
