@@ -346,10 +346,14 @@ def test_every_cure_lifts_its_row_and_one_of_them_brings_no_other(row):
         assert any(ids <= before for ids in left), f"each cure brings another: {left} on {setting}"
 
 
-def test_tested_combinations_say_what_to_install():
-    row = catalog().tested.tested[0]
-    assert row.device == "emulate"
-    assert "triton==3.9.0" in row.requirements
+def test_a_combination_that_is_declared_bad_may_be_known_to_be_bad(matrices):
+    path = matrices / "tested.toml"
+    path.write_text(
+        '[[tested]]\nid = "h100"\ndevice = "cuda"\ncc = ["9.0"]\npython = "3.12"\nsource = "a run"\ndate = 2026-11-29\n'
+        'packages = { torch = "2.11.0", triton = "3.6.0", fla-core = "0.6.0" }\nexit_code = 1\ncodes = ["KC114"]\n'
+    )
+    (row,) = catalogs.load(matrices).tested.tested
+    assert not row.right
 
 
 def test_rows_without_a_cure_say_why():

@@ -270,7 +270,7 @@ def faulty(condition: Condition) -> Iterator[str]:
 
 def contradictions(catalog: Catalog) -> Iterator[Fault]:
     """No combination that is declared as tested is one that is known to be bad."""
-    for tested in catalog.tested.tested:
+    for tested in (row for row in catalog.tested.tested if row.right):
         setting = as_setting(tested)
         for where, row in bad_rows(catalog):
             version = version_of(row, tested, catalog)

@@ -105,7 +105,8 @@ def nearest_tested(combination: Combination, catalog: Catalog) -> Tested | None:
     def shared(row: Tested) -> int:
         return sum(row.packages.get(name) == version for name, version in ours.items())
 
-    return max(catalog.tested.tested, key=lambda row: (shared(row), row.device == "cuda"), default=None)
+    right = [row for row in catalog.tested.tested if row.right]
+    return max(right, key=lambda row: (shared(row), row.device == "cuda"), default=None)
 
 
 def differing(row: Tested, combination: Combination, catalog: Catalog) -> list[str]:

@@ -304,20 +304,29 @@ class ModelProfile(Known):
 
 
 class Tested(Known):
-    """A combination that was run and found right, on a device, by a continuous run or by hand."""
+    """A combination that was run, on a device, by a continuous run or by hand, and what came out.
+
+    ``codes`` are the findings of one that is known to be bad. One that ``may_fail`` declares nothing: an empty version
+    in it means the newest. ``models`` and ``options`` say what is run; see ``matrix_rows``, which runs the rows.
+    """
 
     id: str
     device: Literal["emulate", "cuda"]
     cc: tuple[str, ...] = ()
     python: str
     packages: dict[str, str]
+    models: tuple[str, ...] = ("qwen",)
+    options: tuple[str, ...] = ()
+    exit_code: int = 0
+    codes: tuple[str, ...] = ()
+    may_fail: bool = False
     variables: dict[str, str] = {}
     tools: tuple[str, ...] = ()
 
     @property
-    def requirements(self) -> tuple[str, ...]:
-        """What to install for it, as pip takes it."""
-        return tuple(f"{name}=={version}" for name, version in self.packages.items())
+    def right(self) -> bool:
+        """Whether the combination was found right."""
+        return not self.codes and not self.may_fail
 
 
 class TestedFile(Frozen):
