@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from machines import EMULATED, NODES, ON_A_NODE, environment, gpus, one, statuses
+from machines import EMULATED, NODES, ON_A_NODE, environment, gpus, one, said, statuses
 
 from kerncheck.model.base import Broken, Missing
 from kerncheck.model.environment import Gpus
@@ -53,6 +53,14 @@ def test_kc103_the_kernel_module_speaks_where_nvml_is_absent():
     snapshot = machine("2.12.0+cu130", NO_NVML, driver_module="570.1")
     assert one("KC103", snapshot).status == "failed"
     assert statuses("KC103", machine("2.12.0+cu130", NO_NVML, driver_module="")) == {"not_judged"}
+
+
+@pytest.mark.parametrize(("driver", "words"), [("580", "may be older"), ("580.20", "is older"), ("580.65.06", "")])
+def test_kc103_a_branch_of_drivers_may_be_new_enough(driver, words):
+    declared = msgspec.structs.replace(IMAGE, driver=driver)
+    outcomes = said("KC103", machine("2.12.0+cu130", NO_NVML), declared)
+    notes = [outcome.message for outcome in outcomes if outcome.status == "note"]
+    assert [words in note for note in notes] == [True] * bool(words)
 
 
 def test_kc103_an_image_is_judged_against_the_declared_driver():

@@ -88,8 +88,11 @@ def older_minor(case: Case, torch: TorchFacts, driver: Version, say: Say) -> Ite
     ships = next((row for row in case.catalog.cuda.toolkit if row.version == torch.cuda), None)
     needs = parse(ships.driver_ga) if ships else None
     if ships is not None and needs is not None and driver < needs:
+        told = driver_version(case)[0]
+        branch = needs.release[: len(driver.release)] == driver.release
+        relation = "may be" if branch else "is"  # `--driver 580` names a branch, of which some are older
         message = (
-            f"driver {driver_version(case)[0]} is older than CUDA {torch.cuda}, which came with {ships.driver_ga}: "
+            f"driver {told} {relation} older than CUDA {torch.cuda}, which came with {ships.driver_ga}: "
             "precompiled kernels run, PTX compilation and new features may not"
         )
         yield say.note("driver", message, "declared")
