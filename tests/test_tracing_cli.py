@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent / "faults"))
 from plain_trace import RULES
 from test_traces import eager, eager_and_gpu_bound, good, steps
 
-from kerncheck.cli import run
+from kerncheck.cli import run, traces
 from kerncheck.judge import FAMILIES
 from kerncheck.tracing.names import Rules, family, known, plain
 
@@ -200,3 +200,18 @@ def test_every_row_has_its_source_and_a_pattern_that_compiles():
 def test_names_and_families(kernel, by_driver, name, expected):
     assert plain(kernel) == name
     assert family(kernel, Rules(known().family), by_driver=by_driver) == expected
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("file", "file model training versions max_cpu_gpu_ratio select ignore waive fail_on form output verbose"),
+        (
+            "compare",
+            "before after model training versions max_cpu_gpu_ratio min_op_reduction max_step_time_ratio"
+            " select ignore waive fail_on form output verbose",
+        ),
+    ],
+)
+def test_options_do_not_creep_in(command, options):
+    assert sorted(one.name for one in traces.commands[command].params) == sorted(options.split())

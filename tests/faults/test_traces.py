@@ -13,6 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from published_shape import AFTER, BEFORE, write
 from trace_maker import (
     BACKWARD,
     CAST,
@@ -50,18 +51,20 @@ GIVEN = {"fail_on": "error"}
 CHUNK, CONVOLUTION = "fla.ops.gated_delta_rule:chunk_gated_delta_rule", "causal_conv1d:causal_conv1d_fn"
 
 
-def judged(tmp_path, maker, *, before=None, model=True, training=True, **request):
+def judged(tmp_path, maker, *, before=None, **request):
     """Read, analyse and judge, as the command does."""
-    events = lambda one: one if isinstance(one, dict) else one.trace()  # noqa: E731
-    paths = []
+    reports = []
     for name, one in (("after", maker), ("before", before)):
-        path = tmp_path / f"{name}.json"
-        path.write_text(json.dumps(events(one)) if one is not None else "{}")
-        paths.append(path)
-    after = tracing.analyse(tracing.read(paths[0]))
-    earlier = tracing.analyse(tracing.read(paths[1])) if before is not None else None
-    comparison = tracing.compare(earlier, after) if earlier else None
-    section = TraceSection(report=after, before=earlier, comparison=comparison)
+        if one is not None:
+            path = tmp_path / f"{name}.json"
+            path.write_text(json.dumps(one if isinstance(one, dict) else one.trace()))
+            reports.append(tracing.analyse(tracing.read(path)))
+    return as_judged(reports[0], before=reports[1] if before is not None else None, **request)
+
+
+def as_judged(after, *, before=None, model=True, training=True, **request):
+    comparison = tracing.compare(before, after) if before else None
+    section = TraceSection(report=after, before=before, comparison=comparison)
     named = CATALOG.model("qwen").request() if model else None
     job = Job(model=named, training=training, trace=TraceRequest(file="after.json", **request))
     case = Case(job, Snapshot(job=job, trace=section), CATALOG)
@@ -511,6 +514,27 @@ def test_fewer_operations_of_a_smaller_model_are_no_fusion(tmp_path):
     report = compared(tmp_path, steps(eager_and_gpu_bound, layers=6), steps(eager_and_gpu_bound, layers=3))
     (note,) = [outcome for outcome in report.of("note") if outcome.code == "KC638"]
     assert note.message.startswith("fused did not replace elementwise")
+
+
+# The published shape, a twentieth of it; `benchmarks/trace_scale.py --published` makes and judges the whole of it.
+
+
+def test_the_published_shape(tmp_path):
+    reports = []
+    for name, shape in (("before", BEFORE), ("after", AFTER)):
+        write(tmp_path / f"{name}.json", shape.part(0.05))
+        reports.append(tracing.analyse(tracing.read(tmp_path / f"{name}.json")))
+    counts = [(report.total.cpu_calls, report.total.gpu_operations) for report in reports]
+    assert counts == [(85_719, 13_472), (5_915, 903)]
+    before = as_judged(reports[0])
+    assert codes(before) == ["KC621", "KC627"]
+    assert verdict(before) == "CPU-bound"
+    assert reports[0].total.cpu_gpu_ratio == pytest.approx(14.4 / 10.3, rel=0.01)
+    after = as_judged(reports[1], before=reports[0], min_op_reduction=14.0)
+    assert (codes(after), after.exit_code, verdict(after)) == ([], 0, "GPU-bound")
+    comparison = after.snapshot.trace.comparison
+    assert comparison.cpu_calls.ratio == pytest.approx(1_714_382 / 118_316, rel=0.001)
+    assert comparison.gpu_operations.ratio == pytest.approx(269_448 / 18_060, rel=0.001)
 
 
 # Notes.

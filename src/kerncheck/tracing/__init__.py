@@ -10,9 +10,9 @@ All times are microseconds. What each measure is, as a formula and with its blin
 
 from __future__ import annotations
 
-from kerncheck.tracing.analyse import analyse
-from kerncheck.tracing.compare import compare
-from kerncheck.tracing.read import read
+from kerncheck.tracing.analysis import analyse
+from kerncheck.tracing.comparison import compare
+from kerncheck.tracing.reader import read
 from kerncheck.tracing.table import Table, Trace
 
 __all__ = ["Table", "Trace", "analyse", "compare", "read"]

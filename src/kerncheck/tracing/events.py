@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+NONE = -1
+"""Stands for an id that an event does not have. Real ids are natural numbers."""
 ABSENT = -4e18
 """Stands for a time that an event does not give: outside of every time that a trace can hold."""
 
@@ -13,13 +15,13 @@ ABSENT = -4e18
 class Arguments(msgspec.Struct, gc=False):
     """``args`` of an event. Old schemas (torch 1.8 to 1.10) write ``external id``, later ones ``External id``."""
 
-    correlation: int | None = None
-    external: int | None = msgspec.field(default=None, name="External id")
-    lower_external: int | None = msgspec.field(default=None, name="external id")
-    sequence: int | None = msgspec.field(default=None, name="Sequence number")
+    correlation: int = NONE
+    external: int = msgspec.field(default=NONE, name="External id")
+    lower_external: int = msgspec.field(default=NONE, name="external id")
+    sequence: int = msgspec.field(default=NONE, name="Sequence number")
     stream: int | str | None = None
     device: int | str | None = None
-    size: int | None = msgspec.field(default=None, name="bytes")
+    size: int = msgspec.field(default=0, name="bytes")
 
 
 class Event(msgspec.Struct, gc=False):

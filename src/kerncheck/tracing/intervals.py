@@ -66,6 +66,12 @@ def overlap(spans: Sequence[Interval], start: float, end: float) -> float:
     return length(clipped(spans, start, end)) if spans else 0.0
 
 
+def covers(spans: Intervals, time: float) -> bool:
+    """Tell whether one of the sorted disjoint intervals holds a time."""
+    at = bisect.bisect_right(spans, (time, float("inf"))) - 1
+    return at >= 0 and spans[at][0] <= time < spans[at][1]
+
+
 class Finder:
     """Finds the innermost interval of one thread around a time. Intervals may nest."""
 

@@ -6,14 +6,18 @@ Work joins its call by ``correlation``. A call joins its operator by ``External 
 
 from __future__ import annotations
 
+import bisect
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kerncheck.model.trace import Joins, Phase
-from kerncheck.tracing.intervals import Finder
+from kerncheck.tracing.intervals import Finder, Interval, covers, union
 from kerncheck.tracing.names import Rules, known
 from kerncheck.tracing.table import NONE, Table, Trace
 
-MODULE, LABEL = "nn.Module: ", "kc::"
+NEAR = 256
+"""Operators that may have ended between the begin of an operator and a call that it makes itself; seldom over ten."""
+UNDECIDED = -2
 
 
 @dataclass
@@ -36,14 +40,24 @@ class Linked:
     node: dict[int, int] = field(default_factory=dict)
     forward: dict[int, int] = field(default_factory=dict)
     engine: Finder = field(default_factory=Finder)
+    outer: dict[int, list[Interval]] = field(default_factory=dict)
+    seen: dict[int, set[int]] = field(default_factory=dict)
     ambiguous: int = 0
     nodes: int = 0
 
     def named(self, table: Table, rules: Rules, kind: str) -> list[int]:
         """Return the rows of a table whose name is of a kind, in order of their start."""
-        wanted = rules.numbers(self.trace.names, kind)
+        wanted = rules.numbers(self.trace.names, kind) & self.used(table)
+        if not wanted:
+            return []
         rows = [row for row, name in enumerate(table.name) if name in wanted]
         return sorted(rows, key=table.start.__getitem__)
+
+    def used(self, table: Table) -> set[int]:
+        """Return the names that a table holds; looked up once."""
+        if id(table) not in self.seen:
+            self.seen[id(table)] = set(table.name)
+        return self.seen[id(table)]
 
     def joins(self) -> Joins:
         """Return the counts."""
@@ -118,10 +132,12 @@ def join_operators(linked: Linked) -> None:
     """Find the operator of each call that owns device work: by External id, else the innermost around it in time."""
     trace = linked.trace
     operators, calls = trace.operators, trace.calls
-    by_id = dict(zip(operators.external, range(len(operators)), strict=True))
-    by_id.pop(NONE, None)
+    owners = set(linked.call) - {NONE}
+    wanted = {calls.external[row] for row in owners} - {NONE}
+    by_id = {number: row for row, number in enumerate(operators.external) if number in wanted}
+    linked.outer = outermost(operators, {calls.place[row] for row in owners} or {*operators.place})
     missing = []
-    for row in set(linked.call) - {NONE}:
+    for row in owners:
         found = by_id.get(calls.external[row], NONE)
         if found != NONE and inside(calls, row, operators, found):
             linked.operator[row] = found
@@ -131,6 +147,18 @@ def join_operators(linked: Linked) -> None:
         by_time(linked, missing)
 
 
+def outermost(table: Table, threads: set[int]) -> dict[int, list[Interval]]:
+    """Return the intervals of each thread, without most of those that lie inside of the one before."""
+    spans: dict[int, list[Interval]] = {thread: [] for thread in threads}
+    last = dict.fromkeys(threads, (0.0, 0.0))
+    for place, start, duration in columns(table):
+        outer = last.get(place)
+        if outer is not None and (start + duration > outer[1] or start < outer[0]):
+            last[place] = outer = (start, start + duration)
+            spans[place].append(outer)
+    return spans
+
+
 def inside(calls: Table, call: int, operators: Table, operator: int) -> bool:
     """Tell whether a call begins while an operator runs, on its thread: in some traces ids of both do not meet."""
     early = calls.start[call] - operators.start[operator]
@@ -138,19 +166,63 @@ def inside(calls: Table, call: int, operators: Table, operator: int) -> bool:
 
 
 def by_time(linked: Linked, missing: list[int]) -> None:
-    """Find operators by time for calls whose External id names none."""
+    """Find operators by time for calls whose External id names none: the innermost that runs when the call begins.
+
+    In old traces that is every call: there the ids of calls and of operators are different numbers.
+    """
     operators, calls = linked.trace.operators, linked.trace.calls
-    places = {calls.place[row] for row in missing}
-    finder = Finder()
+    threads: dict[int, list[int]] = {calls.place[row]: [] for row in missing}
     for row, place in enumerate(operators.place):
-        if place in places:
-            start = operators.start[row]
-            finder.add(place, start, start + operators.duration[row], row)
-    finder.sort()
+        if place in threads:
+            threads[place].append(row)
+    rows = {place: sorted(found, key=operators.start.__getitem__) for place, found in threads.items()}
+    starts = {place: [operators.start[row] for row in ordered] for place, ordered in rows.items()}
+    merged = {place: union(linked.outer[place]) for place in threads}
+    undecided = []
     for row in missing:
+        place, time = calls.place[row], calls.start[row]
+        found = innermost(operators, rows[place], bisect.bisect_right(starts[place], time) - 1, time)
+        if found >= 0:
+            linked.operator[row] = found
+        elif found == UNDECIDED and covers(merged[place], time):
+            undecided.append(row)
+    if undecided:
+        search(linked, undecided, rows)
+
+
+def innermost(operators: Table, rows: list[int], at: int, time: float) -> int:
+    """Walk back from the operator that began last before a time to one that still runs then.
+
+    Operators nest, so the first found is the innermost; of those that begin together it is the shortest.
+    """
+    start, duration = operators.start, operators.duration
+    found = NONE
+    for position in range(at, max(-1, at - NEAR), -1):
+        row = rows[position]
+        if found != NONE and start[row] != start[found]:
+            return found
+        if start[row] + duration[row] >= time and (found == NONE or duration[row] < duration[found]):
+            found = row
+    return found if found != NONE or at < NEAR else UNDECIDED
+
+
+def search(linked: Linked, undecided: list[int], rows: dict[int, list[int]]) -> None:
+    """Find the operators of calls whose enclosing one began long before, by all intervals of their threads."""
+    operators, calls = linked.trace.operators, linked.trace.calls
+    finder = Finder()
+    for place in {calls.place[row] for row in undecided}:
+        for row in rows[place]:
+            finder.add(place, operators.start[row], operators.start[row] + operators.duration[row], row)
+    finder.sort()
+    for row in undecided:
         found = finder.around(calls.place[row], calls.start[row])
         if found != NONE:
             linked.operator[row] = found
+
+
+def columns(table: Table) -> Iterator[tuple[int, float, float]]:
+    """Yield place, start and duration of each row."""
+    return zip(table.place, table.start, table.duration, strict=True)
 
 
 def join_backward(linked: Linked) -> None:

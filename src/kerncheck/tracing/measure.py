@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kerncheck.model.trace import Idle, Measures, Share, Spread
-from kerncheck.tracing.intervals import Intervals, length, minus, overlap, union
-from kerncheck.tracing.join import Linked
+from kerncheck.tracing.intervals import Interval, Intervals, covers, length, minus, overlap, union
+from kerncheck.tracing.join import Linked, outermost
 from kerncheck.tracing.names import family
-from kerncheck.tracing.read import COPY, KERNEL
+from kerncheck.tracing.reader import COPY, KERNEL
 from kerncheck.tracing.table import NONE, Table
 
 KERNEL_WAIT = 2.0
@@ -23,7 +23,10 @@ WAITS = 10.0
 
 @dataclass
 class Context:
-    """What all windows of one trace share: the intervals of the host's activities, and what each kernel is."""
+    """What all windows of one trace share: the intervals of the host's activities, and what each kernel is.
+
+    By row of device work: its ``start`` and ``end``, and when its call began (``launched``) and returned (``ready``).
+    """
 
     linked: Linked
     device: int | str = ""
@@ -38,7 +41,12 @@ class Context:
     compilations: list[float] = field(default_factory=list)
     loads: list[float] = field(default_factory=list)
     waits: list[tuple[float, float]] = field(default_factory=list)
-    first_calls: dict[int, int] = field(default_factory=dict)
+    start: list[float] = field(default_factory=list)
+    end: list[float] = field(default_factory=list)
+    launched: list[float] = field(default_factory=list)
+    ready: list[float] = field(default_factory=list)
+    in_optimizer: set[int] = field(default_factory=set)
+    pageable: set[int] = field(default_factory=set)
 
 
 def context(linked: Linked) -> Context:
@@ -56,7 +64,27 @@ def context(linked: Linked) -> Context:
     found.loads = [calls.start[row] for row in linked.named(calls, linked.calls, "load")]
     found.waits = [ended(calls, row) for row in linked.named(calls, linked.calls, "synchronise")]
     found.enqueue = enqueueing(linked)
+    by_row(found)
     return found
+
+
+def by_row(found: Context) -> None:
+    """Lay out what is asked of each piece of device work; the times of a call that is absent are never read."""
+    linked = found.linked
+    trace, device = linked.trace, linked.trace.device
+    found.start = device.start.tolist()
+    found.end = [start + duration for start, duration in zip(found.start, device.duration, strict=True)]
+    begun = trace.calls.start.tolist() or [0.0]
+    done = [start + duration for start, duration in zip(begun, trace.calls.duration, strict=False)] or [0.0]
+    found.launched = [begun[call] for call in linked.call]
+    found.ready = [done[call] for call in linked.call]
+    if found.optimizer:
+        found.in_optimizer = {
+            row
+            for row, (call, time) in enumerate(zip(linked.call, found.launched, strict=True))
+            if call != NONE and covers(found.optimizer, time)
+        }
+    found.pageable = {number for number, name in enumerate(trace.names) if "Pageable" in name}
 
 
 def ended(table: Table, row: int) -> tuple[float, float]:
@@ -113,14 +141,9 @@ def spans_of(linked: Linked, kind: str) -> Intervals:
 def enqueueing(linked: Linked) -> Intervals:
     """Return when the threads that launch were inside of an operator or a call, without their synchronisations."""
     trace = linked.trace
-    threads = {trace.calls.place[row] for row in set(linked.call) - {NONE}}
-    if not threads:
-        threads = {*trace.operators.place}
-    spans: dict[int, list[tuple[float, float]]] = {thread: [] for thread in threads}
-    for table in (trace.operators, trace.calls):
-        for place, start, duration in zip(table.place, table.start, table.duration, strict=True):
-            if place in spans:
-                spans[place].append((start, start + duration))
+    threads = linked.outer.keys()
+    called = outermost(trace.calls, {*threads})
+    spans = {thread: linked.outer[thread] + called[thread] for thread in threads}
     waits: dict[int, list[tuple[float, float]]] = {thread: [] for thread in threads}
     for row in linked.named(trace.calls, linked.calls, "synchronise"):
         if trace.calls.place[row] in waits:
@@ -158,11 +181,11 @@ def measure(found: Context, window: Window) -> Measures:
     linked = found.linked
     rows = window.rows
     busy, gaps = busy_and_gaps(found, window)
-    pairs = [(row, linked.call[row]) for row in rows if linked.call[row] != NONE]
+    joined = [row for row in rows if linked.call[row] != NONE]
     values: dict[str, Any] = {
-        **counts(found, window, pairs),
-        **host_times(found, window, pairs),
-        **queueing(found, pairs),
+        **counts(found, window, joined),
+        **host_times(found, window, joined),
+        **queueing(found, joined),
         **families(found, rows, busy),
         **copies(found, rows),
     }
@@ -181,14 +204,13 @@ def busy_and_gaps(found: Context, window: Window) -> tuple[Intervals, list[tuple
 
     The time between the start of the window and the first work is a gap too: so the wait for data before a step counts.
     """
-    device = found.linked.trace.device
-    starts, durations = device.start, device.duration
+    starts, ends = found.start, found.end
     busy: Intervals = []
     gaps: list[tuple[float, float, int]] = []
     begin = reach = None
     for row in window.rows:
         start = starts[row]
-        end = start + durations[row]
+        end = ends[row]
         if reach is None or begin is None:
             begin, reach = start, end
             if window.idle_from < start:
@@ -211,15 +233,16 @@ def idle(found: Context, gaps: Iterable[tuple[float, float, int]]) -> Idle:
     A graph's launch returns while its kernels run, so there the begin counts.
     """
     linked = found.linked
-    calls, graphs = linked.trace.calls, set(linked.graphs)
+    graphs = set(linked.graphs)
+    launched, ready = found.launched, found.ready
     totals: Counter[str] = Counter()
     for start, end, row in gaps:
         call = linked.call[row]
         gap = end - start
         if call == NONE:
             totals["other"] += gap  # type: ignore[assignment]
-        elif calls.start[call] + (0.0 if call in graphs else calls.duration[call]) > start:
-            for cause, part in causes(found, start, end, calls.start[call]).items():
+        elif (launched[row] if call in graphs else ready[row]) > start:
+            for cause, part in causes(found, start, end, launched[row]).items():
                 totals[cause] += part  # type: ignore[assignment]
             totals["host"] += gap  # type: ignore[assignment]
         else:
@@ -251,11 +274,11 @@ def waited(found: Context, time: float) -> bool:
     return any(end >= time and end - start >= WAITS for start, end in found.waits[max(0, at - 4) : at])
 
 
-def counts(found: Context, window: Window, pairs: Sequence[tuple[int, int]]) -> dict[str, Any]:
+def counts(found: Context, window: Window, joined: Sequence[int]) -> dict[str, Any]:
     """Count calls, operations and launches."""
     linked = found.linked
     kinds = linked.trace.kinds
-    owners = {call for _, call in pairs}
+    owners = {linked.call[row] for row in joined}
     graphs = set(linked.graphs) & owners if linked.graphs else set()
     return {
         "cpu_calls": between(found.host_times, window.start, window.end),
@@ -264,7 +287,7 @@ def counts(found: Context, window: Window, pairs: Sequence[tuple[int, int]]) -> 
         "kernels": sum(kinds[row] == KERNEL for row in window.rows),
         "launches": len(owners),
         "graph_launches": len(graphs),
-        "graph_kernels": sum(call in graphs for _, call in pairs) if graphs else 0,
+        "graph_kernels": sum(linked.call[row] in graphs for row in joined) if graphs else 0,
     }
 
 
@@ -273,14 +296,12 @@ def between(times: Sequence[float], start: float, end: float) -> int:
     return bisect.bisect_left(times, end) - bisect.bisect_left(times, start)
 
 
-def host_times(found: Context, window: Window, pairs: Sequence[tuple[int, int]]) -> dict[str, Any]:
+def host_times(found: Context, window: Window, joined: Sequence[int]) -> dict[str, Any]:
     """Measure what the host did in a window."""
     start, end = window.start, window.end
-    calls = found.linked.trace.calls
-    owners = [call for _, call in pairs]
-    first = min((calls.start[call] for call in owners), default=0.0)
-    last = max((calls.start[call] + calls.duration[call] for call in owners), default=0.0)
-    waits = [(begin, stop) for begin, stop in found.waits if start <= begin < end]
+    first = min(map(found.launched.__getitem__, joined), default=0.0)
+    last = max(map(found.ready.__getitem__, joined), default=0.0)
+    waits = found.waits[bisect.bisect_left(found.waits, (start,)) : bisect.bisect_left(found.waits, (end,))]
     return {
         "enqueue_microseconds": overlap(found.enqueue, start, end),
         "enqueue_span_microseconds": last - first,
@@ -295,74 +316,50 @@ def host_times(found: Context, window: Window, pairs: Sequence[tuple[int, int]])
     }
 
 
-def queueing(found: Context, pairs: Sequence[tuple[int, int]]) -> dict[str, Any]:
+def queueing(found: Context, joined: Sequence[int]) -> dict[str, Any]:
     """Measure how far the host is ahead: lead of each launch, and the length of the busiest stream's queue."""
-    calls, device = found.linked.trace.calls, found.linked.trace.device
-    if not pairs:
+    if not joined:
         return {}
-    leads = [device.start[row] - calls.start[call] - calls.duration[call] for row, call in pairs]
-    lanes = Counter(device.place[row] for row, _ in pairs)
-    lane = max(lanes, key=lambda place: (lanes[place], -place))
-    moments = [(calls.start[call], 1) for row, call in pairs if device.place[row] == lane]
-    moments += [(device.start[row], -1) for row, _ in pairs if device.place[row] == lane]
-    lengths, now = [], 0
-    for _, change in sorted(moments):
-        now += change
-        if change > 0:
-            lengths.append(float(now))
-    return {
-        "lead": spread(leads),
-        "early": sum(lead < 0 for lead in leads),
-        "queue": spread(lengths),
-    }
+    place, start = found.linked.trace.device.place, found.start
+    leads = [start[row] - found.ready[row] for row in joined]
+    lanes = Counter(place[row] for row in joined)
+    lane = max(lanes, key=lambda one: (lanes[one], -one))
+    rows = [row for row in joined if place[row] == lane]
+    begun = sorted(start[row] for row in rows)
+    launches = sorted(found.launched[row] for row in rows)
+    # what was launched up to this launch, less what had begun by then
+    lengths = [at - bisect.bisect_right(begun, time) for at, time in enumerate(launches, 1)]
+    return {"lead": spread(leads), "early": sum(lead < 0 for lead in leads), "queue": spread(lengths)}
 
 
 def families(found: Context, rows: Sequence[int], busy: Intervals) -> dict[str, Any]:
     """Sum device work by family; measure communication and how much of it nothing else hides."""
     durations = found.linked.trace.device.duration
-    count: Counter[str] = Counter()
-    time: dict[str, float] = {}
-    for row in rows:
-        name = found.families[row]
-        count[name] += 1
-        time[name] = time.get(name, 0.0) + durations[row]
+    names = [found.families[row] for row in rows]
+    count = Counter(names)
+    time = dict.fromkeys(count, 0.0)
+    for name, row in zip(names, rows, strict=True):
+        time[name] += durations[row]
     shares = [Share(name=name, count=count[name], microseconds=total) for name, total in time.items()]
     kernels = sum(total for name, total in time.items() if name != "set")
     fused = time.get("fused", 0.0) + time.get("attention", 0.0)
     told: dict[str, Any] = {
         "families": tuple(sorted(shares, key=lambda share: -share.microseconds)),
         "fused_share": fused / kernels if kernels > 0 else 0.0,
-        "optimizer_gpu_microseconds": launched_in_optimizer(found, rows),
+        "optimizer_gpu_microseconds": sum(durations[row] for row in rows if row in found.in_optimizer),
     }
     return {**told, **communication(found, rows, busy)} if "communication" in time else told
 
 
 def communication(found: Context, rows: Sequence[int], busy: Intervals) -> dict[str, Any]:
     """Measure the time of communication kernels, and the part of it in which no other work ran."""
-    device = found.linked.trace.device
-    parts: tuple[list[tuple[float, float]], list[tuple[float, float]]] = ([], [])
+    parts: tuple[list[Interval], list[Interval]] = ([], [])
     for row in rows:
-        parts[found.families[row] == "communication"].append(ended(device, row))
-    others = union(parts[0])
+        parts[found.families[row] == "communication"].append((found.start[row], found.end[row]))
     return {
         "communication_microseconds": length(union(parts[1])),
-        "exposed_communication_microseconds": length(busy) - length(others),
+        "exposed_communication_microseconds": length(busy) - length(union(parts[0])),
     }
-
-
-def launched_in_optimizer(found: Context, rows: Sequence[int]) -> float:
-    """Sum the device work whose launch lies in an optimizer's step."""
-    if not found.optimizer:
-        return 0.0
-    calls, device, call = found.linked.trace.calls, found.linked.trace.device, found.linked.call
-    inside = [row for row in rows if call[row] != NONE and covers(found.optimizer, calls.start[call[row]])]
-    return sum(device.duration[row] for row in inside)
-
-
-def covers(spans: Intervals, time: float) -> bool:
-    """Tell whether one of the sorted disjoint intervals holds a time."""
-    at = bisect.bisect_right(spans, (time, float("inf"))) - 1
-    return at >= 0 and spans[at][0] <= time < spans[at][1]
 
 
 def copies(found: Context, rows: Sequence[int]) -> dict[str, Any]:
@@ -370,8 +367,7 @@ def copies(found: Context, rows: Sequence[int]) -> dict[str, Any]:
     trace = found.linked.trace
     device = trace.device
     moved = [row for row in rows if trace.kinds[row] == COPY]
-    pageable = {number for number, name in enumerate(trace.names) if "Pageable" in name}
-    paged = [row for row in moved if device.name[row] in pageable]
+    paged = [row for row in moved if device.name[row] in found.pageable]
     return {
         "copies": len(moved),
         "copied_bytes": sum(device.size[row] for row in moved),

@@ -18,8 +18,9 @@ import msgspec
 
 from kerncheck.errors import UsageError
 
-PIECE = 8 * 2**20
-"""Bytes that are decoded at once: about 28,000 events, 10 MB when decoded. Larger pieces were not faster."""
+PIECE = 2**18
+"""Bytes that are decoded at once, about 900 events. Pieces that leave the processor's cache cost more: of 2**17 to
+2**23 bytes this was the fastest, and 2**23 took 1.7 times as long (545,615 events, benchmarks/trace_scale.py)."""
 MOST_EVENT = 256 * 2**20
 """Bytes in which an event must end; also the most that may stand before or behind the events."""
 MOST_FILE = 64 * 2**30

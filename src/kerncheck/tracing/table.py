@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
-from kerncheck.tracing.events import Head
+from kerncheck.tracing.events import NONE, Head
 
-NONE = -1
-"""Stands for an id that an event does not have. Real ids are natural numbers."""
+__all__ = ["NONE", "Interned", "Table", "Trace"]
 
 
 class Interned(dict[Hashable, int]):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable
+from itertools import compress
+from math import isfinite
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -34,8 +37,9 @@ SETS = ("gpu_memset", "Memset")
 DEVICE = {**dict.fromkeys(KERNELS, 0), **dict.fromkeys(COPIES, 1), **dict.fromkeys(SETS, 2)}
 KERNEL, COPY, SET = 0, 1, 2
 
+KNOWN = {*OPERATORS, *CALLS, *RANGES, *STACKS, *DEVICE}
+NAME, THREAD = attrgetter("name"), attrgetter("pid", "tid")
 EMPTY = Arguments()
-Value = TypeVar("Value")
 Events = list[Event]
 
 
@@ -91,47 +95,58 @@ class Reader:
     def take(self, events: Events) -> None:
         """Add the events of a piece to the columns."""
         self.trace.events += len(events)
-        groups: defaultdict[str, Events] = defaultdict(list)
-        for event in events:
-            groups[event.cat].append(event)
-        for category, group in groups.items():
+        categories = [event.cat for event in events]
+        for category in set(categories) & KNOWN:
+            group = list(compress(events, map(category.__eq__, categories)))
             if category in OPERATORS:
-                self._add(self.trace.operators, self._usable(group), "sequence")
+                self._add(self.trace.operators, group, "sequence")
             elif category in CALLS:
-                self._add(self.trace.calls, self._usable(group), "correlation")
+                self._add(self.trace.calls, group, "correlation")
             elif category in DEVICE:
-                self._add_device(self._usable(group), DEVICE[category])
+                self._add_device(group, DEVICE[category])
             elif category in RANGES:
-                self._add(self.trace.ranges, self._usable(group), "sequence")
-            elif category in STACKS:
-                self._add(self.trace.modules, self._usable([e for e in group if e.name.startswith(MODULE)]), "sequence")
+                self._add(self.trace.ranges, group, "sequence")
+            else:
+                self._add(self.trace.modules, [one for one in group if one.name.startswith(MODULE)], "sequence")
 
-    def _usable(self, group: Events) -> Events:
+    def _timed(self, table: Table, group: Events) -> Events:
+        """Add times and names of the events that can be used; return these events."""
+        starts, durations = [event.ts for event in group], [event.dur for event in group]
+        if not self._sound(group, starts, durations):
+            group = self._sifted(group)
+            starts, durations = [event.ts for event in group], [event.dur for event in group]
+        table.start.fromlist(starts)
+        table.duration.fromlist(durations)
+        table.name.extend(map(self._names.__getitem__, map(NAME, group)))
+        return group
+
+    def _sound(self, group: Events, starts: list[float], durations: list[float]) -> bool:
+        """Tell whether nothing is odd about any of the events."""
+        if not group or [event.ph for event in group].count("X") < len(group) or "" in map(NAME, group):
+            return False
+        if not isfinite(sum(starts)) or not isfinite(sum(durations)):  # one value that is no number makes the sum none
+            return False
+        return min(starts) > -LATEST and max(starts) < LATEST and min(durations) >= 0 and max(durations) < LONGEST
+
+    def _sifted(self, group: Events) -> Events:
         """Return the complete events that have a time; count what is odd about the others and about these."""
         odd = self.trace.oddities
         complete = [event for event in group if event.ph == "X"]
-        if len(complete) < len(group):
-            odd["events that are not complete ones (ph is not X)"] += len(group) - len(complete)
+        odd["events that are not complete ones (ph is not X)"] += len(group) - len(complete)
         timed = [e for e in complete if -LATEST < e.ts < LATEST and (e.dur < LONGEST or e.dur == ABSENT)]
-        if len(timed) < len(complete):
-            odd["events without a usable time"] += len(complete) - len(timed)
-        if timed and min([event.dur for event in timed]) < 0:
-            mend_durations(timed, odd)
-        unnamed = [event.name for event in timed].count("")
-        if unnamed:
-            odd["events without a name"] += unnamed
+        odd["events without a usable time"] += len(complete) - len(timed)
+        mend_durations(timed, odd)
+        odd["events without a name"] += [event.name for event in timed].count("")
         return timed
 
-    def _add(self, table: Table, events: Events, number: str) -> None:
-        self._times(table, events)
-        threads = self._threads
-        table.place.extend([threads[event.pid, event.tid] for event in events])
-        arguments = [event.args or EMPTY for event in events]
-        self._ids(table, arguments, number)
+    def _add(self, table: Table, group: Events, number: str) -> None:
+        events = self._timed(table, group)
+        table.place.extend(map(self._threads.__getitem__, map(THREAD, events)))
+        self._ids(table, [event.args or EMPTY for event in events], number)
 
-    def _add_device(self, events: Events, kind: int) -> None:
+    def _add_device(self, group: Events, kind: int) -> None:
         table, lanes = self.trace.device, self._lanes
-        self._times(table, events)
+        events = self._timed(table, group)
         arguments = [event.args or EMPTY for event in events]
         table.place.extend(
             [
@@ -140,28 +155,16 @@ class Reader:
             ]
         )
         self._ids(table, arguments, "correlation")
-        fill(table.size, [0 if a.size is None or a.size < 0 else a.size for a in arguments], self.trace.oddities)
+        fill(table.size, [max(0, a.size) for a in arguments], self.trace.oddities)
         self.trace.kinds.extend([kind] * len(events))
-
-    def _times(self, table: Table, events: Events) -> None:
-        names = self._names
-        table.start.extend([event.ts for event in events])
-        table.duration.extend([event.dur for event in events])
-        table.name.extend([names[event.name] for event in events])
 
     def _ids(self, table: Table, arguments: list[Arguments], number: str) -> None:
         odd = self.trace.oddities
-        external = [NONE if (x := a.external) is None else x for a in arguments]
-        if external.count(NONE):
-            external = [
-                NONE if (x := a.external if a.external is not None else a.lower_external) is None else x
-                for a in arguments
-            ]
+        external = [a.external for a in arguments]
+        if NONE in external:
+            external = [a.lower_external if a.external == NONE else a.external for a in arguments]
         fill(table.external, external, odd)
-        if number == "correlation":
-            numbers = [NONE if (x := a.correlation) is None else x for a in arguments]
-        else:
-            numbers = [NONE if (x := a.sequence) is None else x for a in arguments]
+        numbers = [a.correlation for a in arguments] if number == "correlation" else [a.sequence for a in arguments]
         fill(table.number, numbers, odd)
 
     def finished(self) -> Trace:

@@ -11,7 +11,7 @@ from kerncheck.tracing.chains import offenders
 from kerncheck.tracing.join import Linked, link, phase
 from kerncheck.tracing.measure import Context, Window, context, measure
 from kerncheck.tracing.names import known, plain
-from kerncheck.tracing.read import KERNEL
+from kerncheck.tracing.reader import KERNEL
 from kerncheck.tracing.table import NONE, Trace
 
 MOST_NAMES = 5000
@@ -161,13 +161,12 @@ def kernel_uses(found: Context) -> list[KernelUse]:
     """Sum by kernel and phase, on all devices."""
     linked = found.linked
     trace = linked.trace
-    count: Counter[tuple[int, str, Phase]] = Counter()
-    time: dict[tuple[int, str, Phase], float] = {}
-    for row, (name, kind, call) in enumerate(zip(trace.device.name, trace.kinds, linked.call, strict=True)):
-        if kind == KERNEL:
-            key = (name, found.families[row], phase(linked, call))
-            count[key] += 1
-            time[key] = time.get(key, 0.0) + trace.device.duration[row]
+    rows = [row for row, kind in enumerate(trace.kinds) if kind == KERNEL]
+    keys = [(trace.device.name[row], found.families[row], phase(linked, linked.call[row])) for row in rows]
+    count: Counter[tuple[int, str, Phase]] = Counter(keys)
+    time = dict.fromkeys(count, 0.0)
+    for key, row in zip(keys, rows, strict=True):
+        time[key] += trace.device.duration[row]
     merged: dict[tuple[str, str, Phase], tuple[int, float]] = {}
     for key, number in count.items():
         short = (plain(trace.names[key[0]]), key[1], key[2])
@@ -187,6 +186,8 @@ def signatures(linked: Linked) -> dict[str, int]:
     numbers = {number for number, name in enumerate(trace.names) if name in wanted}
     table = trace.operators
     found: Counter[str] = Counter()
+    if not numbers & linked.used(table):
+        return {}
     for row, name in enumerate(table.name):
         if name in numbers and linked.engine.around(table.place[row], table.start[row]) == NONE:
             found[trace.names[name]] += 1
