@@ -24,6 +24,8 @@ LATEST = 1e17
 LONGEST = 1e13
 """Microseconds: 115 days. Nothing lasts longer."""
 LARGEST = 2**62
+LONGEST_NAME = 16384
+"""Characters that are kept of a name. Templates make long names; the longest in the sample traces has 5,123."""
 MODULE = "nn.Module: "
 
 # Categories, with the names of old schemas (torch 1.8 to 1.10) and of ROCm beside today's.
@@ -170,7 +172,8 @@ class Reader:
     def finished(self) -> Trace:
         """Return the trace: device work in order of its start, no rows at time 0 where 0 is no time of this trace."""
         trace = self.trace
-        trace.names, trace.threads, trace.lanes = listed(self._names), listed(self._threads), listed(self._lanes)
+        trace.names = [name[:LONGEST_NAME] for name in self._names]
+        trace.threads, trace.lanes = listed(self._threads), listed(self._lanes)
         tables = (trace.operators, trace.calls, trace.ranges, trace.modules)
         drop_zero(trace, tables)
         order_device(trace)
