@@ -43,7 +43,7 @@ EXPECTED = {
     "hollow": "KC303",
     "step_hollow": "KC601",
     "step_scale": "KC605",
-    "step_gradient": "KC607",
+    "step_weights": "KC607",
     "step_abort": "KC606",
     "hidden_library": "KC203",
     "crash": "KC209",
@@ -111,7 +111,7 @@ def test_each_sabotage_is_found_and_each_detector_is_needed(monkeypatch, capsys)
     document = json.loads(capsys.readouterr().out)
     assert document["verdict"] == "passed"
     assert {one["kind"]: (one["status"], one["found"]) for one in document["results"]} == {
-        kind: ("passed", ["KC605", "KC607"] if kind == "step_gradient" else [code]) for kind, code in EXPECTED.items()
+        kind: ("passed", ["KC605", "KC607"] if kind == "step_weights" else [code]) for kind, code in EXPECTED.items()
     }
     (_, bench) = kept[0]
     every_detector_is_needed(bench, monkeypatch, capsys)

@@ -35,7 +35,7 @@ SABOTAGES = (
     Sabotage("hollow", "hollow kernel", "{op} runs eager code and launches no kernel", "KC303", "seams"),
     Sabotage("step_hollow", "hollow step", "a training step runs eager code inside of {op}", "KC601", "step"),
     Sabotage("step_scale", "wrong step", "in a training step, {op} returns 1.02 times its output", "KC605", "step"),
-    Sabotage("step_gradient", "lost weights", "in a training step, an input of {op} is cut off", "KC607", "step"),
+    Sabotage("step_weights", "lost weights", "in a training step, inputs of {op} are cut off", "KC607", "step"),
     Sabotage("step_abort", "crash of a step", "{op} aborts the process in a training step", "KC606", "step"),
     Sabotage("hidden_library", "hidden library", "a library that {package} wants is not there", "KC203", "imports"),
     Sabotage("crash", "crash of an import", "importing {package} aborts the process", "KC209", "imports"),

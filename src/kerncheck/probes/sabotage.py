@@ -111,33 +111,59 @@ def in_the_package(kind: str, op: str, inner: dict[str, Any], fire: Fire) -> Ite
 
 @contextlib.contextmanager
 def at_the_seam(kind: str, op: str, inner: Any, fire: Fire) -> Iterator[None]:
-    """Break what the model's own code calls: the function in the seam's closure."""
+    """Break what the model's own code calls: in the seam's closure, or where its layers keep the op."""
     from kerncheck.compat import transformers_seams as seams
 
     model = (inner["scene"] if isinstance(inner, dict) else inner.scene).built.model
     found = seams.seams_of(seams.modules_behind({type(module) for module in model.modules()}))
-    cell, seam = next(((item.cell, item) for item in found if item.op == op), (None, None))
-    if cell is None:
-        raise RuntimeError(f"the model's code has no seam for {op} that can be broken")
-    sound = cell.cell_contents
-    harm, seam_kinds = kind.removeprefix("step_"), {"reference": eager_instead, "hollow": eager_inside}
-    cell.cell_contents = seam_kinds[harm](seam, fire) if harm in seam_kinds else broken(harm, sound, fire)
-    try:
+    seam = next((item for item in found if item.op == op), None)
+    if seam is None:
+        raise RuntimeError(f"the model's code has no seam for {op} that could be broken")
+    with contextlib.ExitStack() as stack:
+        sound, put = place_of(seam, model, stack)
+        put(harmful(kind.removeprefix("step_"), sound, seam.reference, fire))
         yield
-    finally:
-        cell.cell_contents = sound
 
 
-def eager_instead(seam: Any, fire: Fire) -> Any:
-    """Return the model's own eager reference of a seam, which is bound to a kernel package."""
-    if seam.cell.cell_contents is not seam.reference:
-        fire()
-    return seam.reference
+Put = Callable[[Any], None]
 
 
-def eager_inside(seam: Any, fire: Fire) -> Any:
+def place_of(seam: Any, model: Any, stack: contextlib.ExitStack) -> tuple[Any, Put]:
+    """Return what a seam is bound to, and how to put something in its place until the stack closes.
+
+    Code before transformers 5.15 keeps the op in its layers and in its module: all get one and the same thing.
+    """
+    if seam.cell is not None:
+        cell, sound = seam.cell, seam.cell.cell_contents
+        stack.callback(setattr, cell, "cell_contents", sound)
+        return sound, lambda value: setattr(cell, "cell_contents", value)
+    if seam.held is None:
+        raise RuntimeError(
+            f"{seam.op} is not bound to anything in {seam.module.__name__}, so there is nothing to break"
+        )
+    from kerncheck.compat import flag_seams
+
+    slots = flag_seams.slots(model, seam.module, seam.declared.name, seam.held, seam.reference)
+
+    def put(value: Any) -> None:
+        for slot in slots:
+            if value is not seam.reference or slot.holder is not seam.module:  # the module stays bound to the package
+                stack.enter_context(flag_seams.replaced(slot, value))
+
+    return seam.held, put
+
+
+def harmful(kind: str, sound: Any, reference: Any, fire: Fire) -> Any:
+    """Return what takes the place of a seam's op: the model's eager reference, that inside of it, or a broken op."""
+    if kind == "reference":
+        if sound is not reference:
+            fire()
+        return reference
+    return eager_inside(sound, reference, fire) if kind == "hollow" else broken(kind, sound, fire)
+
+
+def eager_inside(sound: Any, reference: Any, fire: Fire) -> Any:
     """Return what looks like the package's op and runs the model's eager reference instead of its kernels."""
-    sound, reference = seam.cell.cell_contents, seam.reference
     known = inspect.signature(reference).parameters
 
     @functools.wraps(sound)
@@ -202,14 +228,30 @@ def without_graph(sound: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fir
 
 def cut(sound: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fire: Fire) -> Any:
     """Cut the last of the inputs that want a gradient from the graph."""
+    return cut_off(wanting(sound, args, kwargs)[-1:], sound, (args, kwargs), fire)
+
+
+def cut_more(sound: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fire: Fire) -> Any:
+    """Cut all of them but the first: a weight that feeds several inputs loses its gradient too."""
+    return cut_off(wanting(sound, args, kwargs)[1:], sound, (args, kwargs), fire)
+
+
+def wanting(sound: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """Return the inputs that want a gradient, in the order of the op's parameters."""
     given = inspect.signature(sound).bind(*args, **kwargs).arguments
-    wanting = [name for name, value in given.items() if getattr(value, "requires_grad", False)]
-    if not wanting:
-        return sound(*args, **kwargs)
-    fire()
-    lost = given[wanting[-1]]
-    args = tuple(value.detach() if value is lost else value for value in args)
-    return sound(*args, **{name: value.detach() if value is lost else value for name, value in kwargs.items()})
+    return [value for value in given.values() if getattr(value, "requires_grad", False)]
+
+
+def cut_off(lost: list[Any], sound: Any, given: tuple[tuple[Any, ...], dict[str, Any]], fire: Fire) -> Any:
+    """Run the op with some inputs cut from the graph."""
+    if lost:
+        fire()
+
+    def loose(value: Any) -> Any:
+        return value.detach() if any(value is item for item in lost) else value
+
+    args, kwargs = given
+    return sound(*map(loose, args), **{name: loose(value) for name, value in kwargs.items()})
 
 
 def writing(sound: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fire: Fire) -> Any:
@@ -250,6 +292,7 @@ OPS: dict[str, Callable[[Any, tuple[Any, ...], dict[str, Any], Fire], Any]] = {
     "hole": with_a_hole,
     "no_graph": without_graph,
     "gradient": cut,
+    "weights": cut_more,
     "writes": writing,
     "abort": aborting,
     "boundaries": without_boundaries,
