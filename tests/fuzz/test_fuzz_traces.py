@@ -1,4 +1,4 @@
-"""A hundred and more mutated traces: no traceback, no hang, little memory. `benchmarks/fuzz_traces.py` runs thousands."""
+"""A hundred and more mutated traces: no traceback, no hang, bounded memory. benchmarks/fuzz_traces.py runs more."""
 
 from __future__ import annotations
 
