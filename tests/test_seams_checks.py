@@ -354,6 +354,14 @@ def test_another_mechanism_is_not_judged(mechanism):
     assert {item.status for item in report.outcomes if item.code in ("KC301", "KC304")} == {"not_judged"}
 
 
+@pytest.mark.parametrize("mechanism", ["lazy", "unknown"])
+def test_a_run_whose_seams_were_not_watched_passes_nothing(mechanism):
+    bound = bindings(transformers="5.6.0", mechanism=mechanism)
+    report = judged(job(), Seams(bound=bound, entered=entered(items=())), only="KC3")
+    assert [item.code for item in report.of("passed")] == []
+    assert report.exit_code == 3
+
+
 FLAGS = {"transformers": "4.57.6", "mechanism": "flags"}
 NORM = "fla.modules:FusedRMSNormGated"
 
