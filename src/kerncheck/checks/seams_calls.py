@@ -276,7 +276,8 @@ def forward_only(case: Case, say: Say) -> Iterator[Outcome]:
             remedy="use the chunked form of the op for training; do not force the recurrent one",
             evidence=evidence(run),
         )
-    if not guilty and bindings(case):  # seams that cannot be read were not watched either
+    if not guilty:
+        bindings(case)  # seams that cannot be read were not watched either
         yield say.passed("training step", "no op without a backward was entered", evidence(run))
 
 
@@ -314,7 +315,8 @@ def call_refused(case: Case, say: Say) -> Iterator[Outcome]:
         yield refused(seen(run), entry, say)
     if not bad and seen(run).problem is not None:
         raise NotObservedError(f"the tiny run ended outside of any seam: {text(seen(run).problem)}")
-    if not bad and bindings(case):
+    if not bad:
+        bindings(case)  # as above
         yield say.passed("calls", "no bound op refused a call of the model", evidence(seen(run)))
 
 
