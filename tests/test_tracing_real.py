@@ -137,3 +137,43 @@ def test_a_cpu_trace_has_operators_and_nothing_to_join():
     assert (report.joins.rate, report.total.gpu_operations, report.gpus) == (0.0, 0, ())
     assert report.total.cpu_calls == 4
     assert (report.rank, report.world_size) == (34, 300)
+
+
+def steps_of(name, count):
+    report, _ = both(name)
+    return report.steps[:count]
+
+
+def summed(steps, measure):
+    return sum(getattr(step, measure) for step in steps)
+
+
+def test_beside_holistic_trace_analysis_on_the_a100():
+    """HolisticTraceAnalysis 0.5.0 drops the last iteration; of the other five it has the same numbers, to the µs.
+
+    get_temporal_breakdown: compute 234,760 + non-compute 86,525 µs busy. get_gpu_kernel_breakdown: communication alone
+    69,110, over computation 55,152, over memory 1,087, over both 7,161. get_cuda_kernel_launch_stats: 7,875 rows.
+    """
+    steps = steps_of("a100_training_rank3", 5)
+    assert summed(steps, "busy_microseconds") == 234_760 + 86_525
+    assert summed(steps, "exposed_communication_microseconds") == 69_110
+    assert summed(steps, "communication_microseconds") == 69_110 + 55_152 + 1_087 + 7_161
+    assert summed(steps, "gpu_operations") == 7_875
+
+
+def test_beside_holistic_trace_analysis_on_nanoseconds():
+    """It drops the last of five iterations, and rounds times of nanoseconds down to whole µs: 374,521 µs busy.
+
+    4,876 launches. Rounding takes half a µs from each operation on average, so it must come out lower, by no more than
+    one µs for each.
+    """
+    steps = steps_of("v100_nanoseconds", 4)
+    assert summed(steps, "gpu_operations") == 4_876
+    assert 0 < summed(steps, "busy_microseconds") - 374_521 < 4_876
+
+
+def test_a_launch_of_triton_counts_here_and_not_there():
+    """get_cuda_kernel_launch_stats knows no cuLaunchKernel; here it is a launch, and its kernel is fused by name."""
+    report, _ = both("triton_one_kernel")
+    assert (report.joins.launches, report.joins.joined, report.joins.lost) == (1, 1, 0)
+    assert [(use.name, use.family) for use in report.kernels] == [("triton_poi_fused_add_cos_sin_0", "fused")]
