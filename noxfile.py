@@ -63,6 +63,7 @@ def matrix(session: nox.Session, row: matrix_rows.Row) -> None:
         RESULTS.append(matrix_rows.not_built(row, str(error.reason), time.monotonic() - started))
     else:
         RESULTS.append(judged(session, row))
+    keep_table(session)  # after each row: a run that is interrupted leaves what it has
     if RESULTS[-1].verdict == "red":
         session.error(f"declared {row.expected}; found {RESULTS[-1].found}")
     session.log(f"{RESULTS[-1].verdict}: declared {row.expected}; found {RESULTS[-1].found}")
@@ -82,11 +83,15 @@ def judged(session: nox.Session, row: matrix_rows.Row) -> matrix_rows.Result:
 @nox.session(name="matrix-table", venv_backend="none", default=False)
 def matrix_table(session: nox.Session) -> None:
     """Print the table of the rows that this run judged; --table FILE also writes it."""
-    table = matrix_rows.table(RESULTS)
-    print(f"\n{table}\n")  # noqa: T201 - the table is what this session is for
+    print(f"\n{matrix_rows.table(RESULTS)}\n")  # noqa: T201 - the table is what this session is for
+    keep_table(session)
+
+
+def keep_table(session: nox.Session) -> None:
+    """Write the table to the file that --table names, if any."""
     if "--table" in session.posargs:
         file = Path(session.posargs[session.posargs.index("--table") + 1])
-        file.write_text(f"{matrix_head()}\n{table}\n", encoding="utf-8")
+        file.write_text(f"{matrix_head()}\n{matrix_rows.table(RESULTS)}\n", encoding="utf-8")
 
 
 def matrix_head() -> str:
