@@ -6,6 +6,7 @@ The judged interpreter is one of its own: it sees the torch, triton and numpy un
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import subprocess
 import sys
@@ -216,6 +217,32 @@ def test_an_unreadable_description_is_one_finding(site, content):
     (site / TOML).write_bytes(content)
     (finding,) = told_by_kc002()
     assert (finding.status, finding.subject) == ("failed", "plug-in swiglu")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["x = " + "[" * 5000, "x = " + "9" * 5000, "x = 1979-05-27", "x = nan\nx = 1", "[op]", "[[op]]"],
+    ids=range(6),
+)
+def test_strange_toml_is_one_finding(site, line):
+    change(site, TOML, "schema = 1", "schema = 1\n" + line)
+    (finding,) = told_by_kc002()
+    assert (finding.status, finding.subject) == ("failed", "plug-in swiglu")
+    assert len(finding.message) < 1000
+
+
+def test_mutated_descriptions_are_read_or_told(wheel):
+    text, random_ = (wheel / TOML).read_text(), random.Random(3)
+    seen = PluginSeen(name="swiglu", value="example_swiglu.kerncheck_plugin", text=text, modules=("forms",))
+    statuses = set()
+    for _ in range(400):
+        where = random_.randrange(len(text))
+        new = random_.choice(['"', "[", "]", "=", "-", "0", "\n", "{", "x", ".", ""])
+        mutant = text[:where] + new + text[where + random_.choice([0, 1, 7]) :]
+        found = plugins.read_all((msgspec.structs.replace(seen, text=mutant),))
+        json.dumps([vars(plan) for spec in found.specs for plan in spec.own_cells["emulate"]])
+        statuses.add((len(found.specs), len(found.broken)))
+    assert statuses == {(1, 0), (0, 1)}
 
 
 def test_a_part_without_that_check_does_not_pass_over_a_broken_plug_in(judged, capsys):

@@ -69,10 +69,10 @@ def specs_of(plugin: PluginSeen, taken: dict[str, str], names: set[str]) -> list
         raise PluginError(plugin.problem)
     try:
         text = msgspec.convert(tomllib.loads(plugin.text), PluginText)
-    except tomllib.TOMLDecodeError as error:
-        raise PluginError(f"kerncheck.toml is not TOML: {error}") from None
     except msgspec.ValidationError as error:
         raise PluginError(f"kerncheck.toml: {error}") from None
+    except (ValueError, RecursionError) as error:  # a number of 5000 digits, brackets in brackets
+        raise PluginError(f"kerncheck.toml is not TOML: {error}") from None
     if text.code not in plugin.modules:
         raise PluginError(f"code = {text.code!r} names no module beside kerncheck.toml in {plugin.value}")
     seen: set[str] = set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -45,7 +45,7 @@ class CellText(Frozen):
     cuts: tuple[Count, ...] = ()
     repeats: Natural = 0
     wide: Natural = 0
-    options: dict[str, Any] = {}
+    options: dict[str, bool | int | float | str] = {}
     quick: bool = False
     short: tuple[Count, ...] = ()
     lanes: tuple[Literal["fp32", "bf16", "fp16"], ...] = ()
