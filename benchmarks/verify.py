@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 
 def tree(root: int) -> list[int]:
@@ -63,12 +64,13 @@ def arguments() -> argparse.Namespace:
     """Read the options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--page", default="", help="write the tables to this file too")
     parser.add_argument("rest", nargs="*", help="options for kerncheck verify")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Run both in turns; print the medians and the stages of the last run."""
+    """Run all in turns; print the medians and the stages of the last run."""
     given = arguments()
     options = given.rest or ["--model", "qwen", "--device", "emulate"]
     verify = [sys.executable, "-m", "kerncheck", "verify", *options, "--format", "json"]
@@ -81,14 +83,40 @@ def main() -> None:
     for _ in range(given.runs):
         for name, command in commands.items():
             rows[name].append(measured(command))
-    print(f"{'command':<28}{'seconds':>9}{'peak GiB':>10}   median of {given.runs}, {os.cpu_count()} cores")
+    text = table(rows, given.runs)
+    print(text)
+    if given.page:
+        Path(given.page).write_text(HEAD + text + "\n")
+
+
+HEAD = """# Performance
+
+Made by `python benchmarks/verify.py --page docs/performance.md`, in which the commands take turns. No test asserts a
+time. Memory is the sum over all processes of a run, in which pages that two of them share count twice.
+
+"""
+
+
+def table(rows: dict[str, list[tuple[float, float, str]]], runs: int) -> str:
+    """Return both tables as Markdown."""
+    lines = ["| command | seconds | peak GiB |", "|---|---|---|"]
     for name, results in rows.items():
         seconds, memory = (statistics.median(row[index] for row in results) for index in (0, 1))
-        print(f"{name:<28}{seconds:>9.1f}{memory:>10.2f}")
+        lines.append(f"| `{name}` | {seconds:.1f} | {memory:.2f} |")
     report = json.loads(rows["kerncheck verify"][-1][2])
-    print(f"\nstages of the last full run (they overlap), exit {report['exit_code']}")
-    for run in report["snapshot"]["runs"]:
-        print(f"{run['section']:<14}{run['label']:<44}{run['cases']:>4} cases{run['seconds']:>8.1f} s")
+    about = (
+        f"Median of {runs} on {os.cpu_count()} cores; `verify` ended with {report['exit_code']}. {report['headline']}."
+    )
+    stages = [
+        f"| {run['section']} | {run['label']} | {run['cases']} | {run['seconds']:.1f} |" for run in runs_of(report)
+    ]
+    heads = ["| section | child | cases | seconds |", "|---|---|---|---|"]
+    return "\n".join([*lines, "", about, "", "Children of the last full run; two run at a time:", "", *heads, *stages])
+
+
+def runs_of(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what ran, the longest first."""
+    return sorted(report["snapshot"]["runs"], key=lambda run: -float(run["seconds"]))
 
 
 if __name__ == "__main__":
