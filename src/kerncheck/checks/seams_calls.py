@@ -226,7 +226,6 @@ def boundary_dropped(case: Case, say: Say) -> Iterator[Outcome]:
         sends = "sends no boundaries to the seams" if case.job.packing else "is not declared (--packing)"
         yield say.not_applicable("packing", f"packing {sends}")
         return
-    dropped = "both are dropped silently" if bindings(case).mechanism == "seam" else "or is never passed either"
     for need, item in fused(case):
         if need.op in TOKEN_BY_TOKEN:
             yield say.not_applicable(need.op, "it computes each token alone")
@@ -235,13 +234,23 @@ def boundary_dropped(case: Case, say: Say) -> Iterator[Outcome]:
         elif set(item.parameters) & set(BOUNDARIES):
             yield say.passed(need.op, f"takes {', '.join(name for name in BOUNDARIES if name in item.parameters)}")
         else:
-            yield say.failed(
-                need.op,
-                f"bound to {item.target}, which takes neither cu_seqlens nor seq_idx: {dropped}",
-                found=f"parameters: {', '.join(item.parameters)}",
-                wanted=f"a parameter for what the job sends: {', '.join(sent)}",
-                remedy=f"install a release of {item.package} whose {item.function} takes it, or do not pack examples",
-            )
+            yield deaf(case, item, sent, say)
+
+
+def deaf(case: Case, item: Binding, sent: tuple[str, ...], say: Say) -> Outcome:
+    """Return the finding for an op that no boundary reaches."""
+    remedy = f"install a release of {item.package} whose {item.function} takes it, or do not pack examples"
+    message = f"bound to {item.target}, which takes neither cu_seqlens nor seq_idx: both are dropped silently"
+    if bindings(case).mechanism == "flags":
+        message = f"bound to {item.target}, to which {item.module} passes neither cu_seqlens nor seq_idx"
+        remedy = "use transformers 5.15 or later, whose code passes them on, or do not pack examples"
+    return say.failed(
+        item.op,
+        message,
+        found=f"parameters: {', '.join(item.parameters)}",
+        wanted=f"a parameter for what the job sends: {', '.join(sent)}",
+        remedy=remedy,
+    )
 
 
 @check("KC309", "no forward-only op in a training step", needs=("seams",))
