@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import shutil
@@ -62,7 +63,11 @@ def analysed(file: str) -> StepReport:
         UsageError: the file cannot be read or is no trace.
 
     """
-    return tracing.analyse(tracing.read(file))
+    gc.disable()  # millions of numbers in a few lists: there are no circles to look for, and looking takes a while
+    try:
+        return tracing.analyse(tracing.read(file))
+    finally:
+        gc.enable()
 
 
 def make_job(given: Given, catalog: Catalog, request: TraceRequest) -> Job:

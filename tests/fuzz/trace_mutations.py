@@ -22,7 +22,7 @@ from test_traces import as_judged, eager, fused, steps
 from kerncheck import tracing
 from kerncheck.errors import UsageError
 
-SLOWEST = 5.0  # seconds that one file of some hundred kilobytes may take, on a busy machine
+SLOWEST = 5.0  # seconds of CPU time that one file may take; most have some hundred kilobytes, a few 10 MB
 ODD = (
     None,
     True,
@@ -189,7 +189,7 @@ MUTATIONS = (
 
 
 def hostile(folder, count, seed):
-    """Yield (mutation, how it ended, seconds) for each of ``count`` mutated files."""
+    """Yield (mutation, how it ended, CPU seconds) for each of ``count`` mutated files."""
     dice = random.Random(seed)
     kept = originals()
     path = folder / "trace.json"
@@ -197,8 +197,8 @@ def hostile(folder, count, seed):
         mutation = MUTATIONS[number % len(MUTATIONS)]
         text = mutation(copy.deepcopy(dice.choice(kept)), dice)
         path.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
-        started = time.monotonic()
-        yield mutation.__name__, ended(path), time.monotonic() - started
+        started = time.process_time()
+        yield mutation.__name__, ended(path), time.process_time() - started
 
 
 def ended(path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -10,6 +10,19 @@ NONE = -1
 """Stands for an id that an event does not have. Real ids are natural numbers."""
 ABSENT = -4e18
 """Stands for a time that an event does not give: outside of every time that a trace can hold."""
+
+
+Phase = Literal[
+    "", "X", "s", "f", "t", "M", "i", "I", "B", "E", "b", "e", "n", "C", "P", "N", "O", "D", "R", "c", "v", "V", "a",
+    "S", "T", "p", "F",
+]  # fmt: skip
+"""``ph`` of the Chrome trace format."""
+Category = Literal[
+    "", "cpu_op", "cuda_runtime", "cuda_driver", "kernel", "gpu_memcpy", "gpu_memset", "user_annotation",
+    "gpu_user_annotation", "python_function", "ac2g", "fwdbwd", "async_cpu_to_gpu", "cuda_sync", "cpu_instant_event",
+    "overhead", "Trace", "Operator", "Runtime", "Kernel", "Memcpy", "Memset", "hip_runtime", "hip_driver",
+]  # fmt: skip
+"""``cat`` as Kineto writes it. Others are read too, only slower."""
 
 
 class Arguments(msgspec.Struct, gc=False):
@@ -25,7 +38,23 @@ class Arguments(msgspec.Struct, gc=False):
 
 
 class Event(msgspec.Struct, gc=False):
-    """One event. ``ts`` and ``dur`` are microseconds: whole in old schemas, with three decimals in new ones."""
+    """One event. ``ts`` and ``dur`` are microseconds: whole in old schemas, with three decimals in new ones.
+
+    Words that are known beforehand are decoded without making a string, which saves a fifth of the time.
+    """
+
+    ph: Phase = ""
+    cat: Category = ""
+    name: str = ""
+    ts: float = ABSENT
+    dur: float = ABSENT
+    pid: int | str = 0
+    tid: int | str = 0
+    args: Arguments | None = None
+
+
+class LooseEvent(msgspec.Struct, gc=False):
+    """An event of any category and phase, for pieces that hold others than the known ones."""
 
     ph: str = ""
     cat: str = ""

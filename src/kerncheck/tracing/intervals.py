@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Iterable, Sequence
 
 Interval = tuple[float, float]
@@ -49,27 +50,31 @@ def minus(spans: Sequence[Interval], holes: Sequence[Interval]) -> Intervals:
     return left
 
 
-def clipped(spans: Sequence[Interval], start: float, end: float) -> Intervals:
-    """Return the parts of sorted disjoint intervals that lie in a window."""
-    at = max(0, bisect.bisect_right(spans, (start, float("inf"))) - 1)
-    found: Intervals = []
-    for begin, stop in spans[at:]:
-        if begin >= end:
-            break
-        if stop > start:
-            found.append((max(begin, start), min(stop, end)))
-    return found
+class Covered:
+    """Disjoint sorted intervals, laid out so that how much of a window they cover is two searches."""
 
+    def __init__(self, spans: Sequence[Interval] = ()) -> None:
+        self.starts = [start for start, _ in spans]
+        self._ends = [end for _, end in spans]
+        self._sums = [0.0, *itertools.accumulate(end - start for start, end in spans)]
 
-def overlap(spans: Sequence[Interval], start: float, end: float) -> float:
-    """Return how much of a window sorted disjoint intervals cover."""
-    return length(clipped(spans, start, end)) if spans else 0.0
+    def overlap(self, start: float, end: float) -> float:
+        """Return how much of a window the intervals cover."""
+        return max(0.0, self._until(end) - self._until(start)) if self.starts else 0.0
 
+    def _until(self, time: float) -> float:
+        """Return how long the intervals have lasted up to a time."""
+        at = bisect.bisect_right(self.starts, time)
+        return self._sums[at] - max(0.0, self._ends[at - 1] - time) if at else 0.0
 
-def covers(spans: Intervals, time: float) -> bool:
-    """Tell whether one of the sorted disjoint intervals holds a time."""
-    at = bisect.bisect_right(spans, (time, float("inf"))) - 1
-    return at >= 0 and spans[at][0] <= time < spans[at][1]
+    def covers(self, time: float) -> bool:
+        """Tell whether one of the intervals holds a time, its end excluded."""
+        at = bisect.bisect_right(self.starts, time)
+        return at > 0 and time < self._ends[at - 1]
+
+    def __bool__(self) -> bool:
+        """Tell whether there is any interval."""
+        return bool(self.starts)
 
 
 class Finder:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kerncheck.model.trace import Joins, Phase
-from kerncheck.tracing.intervals import Finder, Interval, covers, union
+from kerncheck.tracing.intervals import Covered, Finder, Interval, union
 from kerncheck.tracing.names import Rules, known
 from kerncheck.tracing.table import NONE, Table, Trace
 
@@ -171,23 +171,29 @@ def by_time(linked: Linked, missing: list[int]) -> None:
     In old traces that is every call: there the ids of calls and of operators are different numbers.
     """
     operators, calls = linked.trace.operators, linked.trace.calls
-    threads: dict[int, list[int]] = {calls.place[row]: [] for row in missing}
-    for row, place in enumerate(operators.place):
-        if place in threads:
-            threads[place].append(row)
-    rows = {place: sorted(found, key=operators.start.__getitem__) for place, found in threads.items()}
-    starts = {place: [operators.start[row] for row in ordered] for place, ordered in rows.items()}
-    merged = {place: union(linked.outer[place]) for place in threads}
+    threads = {calls.place[row] for row in missing}
+    rows = in_order(operators, threads)
+    starts = {thread: [operators.start[row] for row in ordered] for thread, ordered in rows.items()}
+    merged = {thread: Covered(union(linked.outer[thread])) for thread in threads}
     undecided = []
     for row in missing:
         place, time = calls.place[row], calls.start[row]
         found = innermost(operators, rows[place], bisect.bisect_right(starts[place], time) - 1, time)
         if found >= 0:
             linked.operator[row] = found
-        elif found == UNDECIDED and covers(merged[place], time):
+        elif found == UNDECIDED and merged[place].covers(time):
             undecided.append(row)
     if undecided:
         search(linked, undecided, rows)
+
+
+def in_order(operators: Table, threads: set[int]) -> dict[int, list[int]]:
+    """Return the operators of some threads by their start."""
+    rows: dict[int, list[int]] = {thread: [] for thread in threads}
+    for row, place in enumerate(operators.place):
+        if place in rows:
+            rows[place].append(row)
+    return {thread: sorted(found, key=operators.start.__getitem__) for thread, found in rows.items()}
 
 
 def innermost(operators: Table, rows: list[int], at: int, time: float) -> int:

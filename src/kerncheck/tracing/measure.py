@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kerncheck.model.trace import Idle, Measures, Share, Spread
-from kerncheck.tracing.intervals import Interval, Intervals, covers, length, minus, overlap, union
+from kerncheck.tracing.intervals import Covered, Interval, Intervals, length, minus, union
 from kerncheck.tracing.join import Linked, outermost
 from kerncheck.tracing.names import family
 from kerncheck.tracing.reader import COPY, KERNEL
@@ -34,11 +34,10 @@ class Context:
     families: list[str] = field(default_factory=list)
     host_times: list[float] = field(default_factory=list)
     operator_times: list[float] = field(default_factory=list)
-    enqueue: Intervals = field(default_factory=list)
-    data: Intervals = field(default_factory=list)
-    compiling: Intervals = field(default_factory=list)
-    optimizer: Intervals = field(default_factory=list)
-    compilations: list[float] = field(default_factory=list)
+    enqueue: Covered = field(default_factory=Covered)
+    data: Covered = field(default_factory=Covered)
+    compiling: Covered = field(default_factory=Covered)
+    optimizer: Covered = field(default_factory=Covered)
     loads: list[float] = field(default_factory=list)
     waits: list[tuple[float, float]] = field(default_factory=list)
     start: list[float] = field(default_factory=list)
@@ -59,11 +58,10 @@ def context(linked: Linked) -> Context:
     found.host_times = sorted([*trace.operators.start, *trace.calls.start])
     found.data, found.optimizer = spans_of(linked, "data"), spans_of(linked, "optimizer")
     found.compiling = spans_of(linked, "compile")
-    found.compilations = [start for start, _ in found.compiling]
     calls = trace.calls
     found.loads = [calls.start[row] for row in linked.named(calls, linked.calls, "load")]
     found.waits = [ended(calls, row) for row in linked.named(calls, linked.calls, "synchronise")]
-    found.enqueue = enqueueing(linked)
+    found.enqueue = Covered(enqueueing(linked))
     by_row(found)
     return found
 
@@ -82,7 +80,7 @@ def by_row(found: Context) -> None:
         found.in_optimizer = {
             row
             for row, (call, time) in enumerate(zip(linked.call, found.launched, strict=True))
-            if call != NONE and covers(found.optimizer, time)
+            if call != NONE and found.optimizer.covers(time)
         }
     found.pageable = {number for number, name in enumerate(trace.names) if "Pageable" in name}
 
@@ -129,13 +127,13 @@ def row_families(linked: Linked) -> list[str]:
     return found
 
 
-def spans_of(linked: Linked, kind: str) -> Intervals:
+def spans_of(linked: Linked, kind: str) -> Covered:
     """Return the time in which ranges of a kind ran, on any thread; they may be annotations or operators."""
     trace = linked.trace
     spans = []
     for table in (trace.ranges, trace.operators):
         spans += [ended(table, row) for row in linked.named(table, linked.ranges, kind)]
-    return union(spans)
+    return Covered(union(spans))
 
 
 def enqueueing(linked: Linked) -> Intervals:
@@ -235,37 +233,42 @@ def idle(found: Context, gaps: Iterable[tuple[float, float, int]]) -> Idle:
     linked = found.linked
     graphs = set(linked.graphs)
     launched, ready = found.launched, found.ready
-    totals: Counter[str] = Counter()
+    parts = [0.0, 0.0, 0.0, 0.0]
+    host = kernel = other = 0.0
     for start, end, row in gaps:
-        call = linked.call[row]
-        gap = end - start
+        call, gap = linked.call[row], end - start
         if call == NONE:
-            totals["other"] += gap  # type: ignore[assignment]
+            other += gap
         elif (launched[row] if call in graphs else ready[row]) > start:
-            for cause, part in causes(found, start, end, launched[row]).items():
-                totals[cause] += part  # type: ignore[assignment]
-            totals["host"] += gap  # type: ignore[assignment]
+            host += gap
+            for at, part in enumerate(causes(found, start, end, launched[row])):
+                parts[at] += part
+        elif gap < KERNEL_WAIT:
+            kernel += gap
         else:
-            totals["kernel" if gap < KERNEL_WAIT else "other"] += gap  # type: ignore[assignment]
-    return Idle(**totals)
+            other += gap
+    compiling, data, synchronising, enqueue = parts
+    return Idle(
+        host=host,
+        kernel=kernel,
+        other=other,
+        compiling=compiling,
+        data=data,
+        synchronising=synchronising,
+        enqueue=enqueue,
+    )
 
 
-def causes(found: Context, start: float, end: float, launched: float) -> dict[str, float]:
+def causes(found: Context, start: float, end: float, launched: float) -> tuple[float, float, float, float]:
     """Split one gap that waited for the host by what the host did: compile, wait for data, catch up, or enqueue."""
     gap = end - start
     load = bisect.bisect_left(found.loads, start)
     if load < len(found.loads) and found.loads[load] <= launched:
-        return {"compiling": gap}
-    compiling = min(gap, overlap(found.compiling, start, end))
-    data = min(gap - compiling, overlap(found.data, start, end))
+        return gap, 0.0, 0.0, 0.0
+    compiling = min(gap, found.compiling.overlap(start, end))
+    data = min(gap - compiling, found.data.overlap(start, end))
     rest = gap - compiling - data
-    caught_up = waited(found, start)
-    return {
-        "compiling": compiling,
-        "data": data,
-        "synchronising": rest if caught_up else 0.0,
-        "enqueue": 0.0 if caught_up else rest,
-    }
+    return (compiling, data, rest, 0.0) if waited(found, start) else (compiling, data, 0.0, rest)
 
 
 def waited(found: Context, time: float) -> bool:
@@ -303,16 +306,16 @@ def host_times(found: Context, window: Window, joined: Sequence[int]) -> dict[st
     last = max(map(found.ready.__getitem__, joined), default=0.0)
     waits = found.waits[bisect.bisect_left(found.waits, (start,)) : bisect.bisect_left(found.waits, (end,))]
     return {
-        "enqueue_microseconds": overlap(found.enqueue, start, end),
+        "enqueue_microseconds": found.enqueue.overlap(start, end),
         "enqueue_span_microseconds": last - first,
         "synchronisations": len(waits),
         "blocking_synchronisations": sum(stop - begin >= WAITS for begin, stop in waits),
         "synchronising_microseconds": length(union(waits)),
-        "data_microseconds": overlap(found.data, start, end),
-        "compilations": between(found.compilations, start, end),
-        "compiling_microseconds": overlap(found.compiling, start, end),
+        "data_microseconds": found.data.overlap(start, end),
+        "compilations": between(found.compiling.starts, start, end),
+        "compiling_microseconds": found.compiling.overlap(start, end),
         "module_loads": between(found.loads, start, end),
-        "optimizer_microseconds": overlap(found.optimizer, start, end),
+        "optimizer_microseconds": found.optimizer.overlap(start, end),
     }
 
 

@@ -166,7 +166,7 @@ def opened(path: Path) -> IO[bytes]:
 
 def guesses(buffer: bytes) -> Iterator[tuple[int, int]]:
     """Yield (end of the last whole event, behind its comma), the likeliest first."""
-    for window in (2**16, 2**20, len(buffer)):
+    for window in (2**13, 2**16, 2**20, len(buffer)):
         found = list(SPLIT.finditer(buffer, max(0, len(buffer) - window)))[-GUESSES:]
         if found:
             yield from ((match.start() + 1, match.end()) for match in reversed(found))

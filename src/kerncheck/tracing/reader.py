@@ -6,16 +6,17 @@ import os
 from array import array
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from itertools import compress
 from math import isfinite
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from kerncheck.errors import UsageError
-from kerncheck.tracing.events import ABSENT, Arguments, Event, head_of
+from kerncheck.tracing.events import ABSENT, Arguments, Event, LooseEvent, head_of
 from kerncheck.tracing.pieces import Pieces
 from kerncheck.tracing.table import NONE, Interned, Table, Trace
 
@@ -70,7 +71,9 @@ class Reader:
     def __init__(self) -> None:
         self.trace = Trace(path="", head=head_of({}))
         self._typed = msgspec.json.Decoder(list[Event], strict=False)
-        self._one = msgspec.json.Decoder(Event, strict=False)
+        # A loose event has the same fields as an event; only the words in two of them may be any.
+        self._loose = cast("msgspec.json.Decoder[Events]", msgspec.json.Decoder(list[LooseEvent], strict=False))
+        self._one = cast("msgspec.json.Decoder[Event]", msgspec.json.Decoder(LooseEvent, strict=False))
         self._raw = msgspec.json.Decoder(list[msgspec.Raw])
         self._names: Interned = Interned()
         self._threads: Interned = Interned()
@@ -78,10 +81,11 @@ class Reader:
 
     def decode(self, text: bytes) -> Events:
         """Decode a list of events; those of the wrong shape are left out and counted."""
-        try:
+        with suppress(msgspec.ValidationError):
             return self._typed.decode(text)
-        except msgspec.ValidationError:
-            return self._one_by_one(text)
+        with suppress(msgspec.ValidationError):
+            return self._loose.decode(text)
+        return self._one_by_one(text)
 
     def _one_by_one(self, text: bytes) -> Events:
         found, bad = [], 0
@@ -172,7 +176,7 @@ class Reader:
     def finished(self) -> Trace:
         """Return the trace: device work in order of its start, no rows at time 0 where 0 is no time of this trace."""
         trace = self.trace
-        trace.names = [name[:LONGEST_NAME] for name in self._names]
+        trace.names = [str(name)[:LONGEST_NAME] for name in self._names]
         trace.threads, trace.lanes = listed(self._threads), listed(self._lanes)
         tables = (trace.operators, trace.calls, trace.ranges, trace.modules)
         drop_zero(trace, tables)
