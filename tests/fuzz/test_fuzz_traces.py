@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from trace_mutations import MUTATIONS, SLOWEST, hostile
 
-MEGABYTES = 250  # of resident memory that reading may add; the largest of these files has 10 MB
+MEGABYTES = 250  # of resident memory that reading may add; the largest of these files has 2 MB
 
 
 def test_mutated_traces(tmp_path):
