@@ -41,12 +41,15 @@ def row(tmp_path):
 
 
 def test_a_row_says_what_to_install_torch_first(row):
-    assert matrix_rows.installs(row) == (("torch==2.13.0", "numpy"), ("triton==3.9.0", "transformers"))
+    newest = ("--upgrade", "triton==3.9.0", "transformers")
+    assert matrix_rows.installs(row) == (("torch==2.13.0", "numpy"), newest)
+    pinned = replace(row, packages={**row.packages, "transformers": "5.24.0"})
+    assert matrix_rows.installs(pinned)[1] == ("triton==3.9.0", "transformers==5.24.0")
 
 
 def test_the_packages_of_a_known_bad_row_are_installed_one_by_one(row):
-    bad = replace(row, exit_code=1, codes=("KC207",))
-    assert matrix_rows.installs(bad) == (("torch==2.13.0", "numpy"), ("triton==3.9.0",), ("transformers",))
+    bad = replace(row, exit_code=1, codes=("KC207",), packages={"triton": "3.9.0", "transformers": "4.57.6"})
+    assert matrix_rows.installs(bad) == (("torch", "numpy"), ("triton==3.9.0",), ("transformers==4.57.6",))
 
 
 def test_another_build_of_torch_takes_its_place_on_the_emulated_device_only(row):

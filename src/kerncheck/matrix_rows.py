@@ -157,7 +157,8 @@ def installs(row: Row, torch: str = "") -> tuple[tuple[str, ...], ...]:
         own["torch"] = torch
     first = tuple(own.get(name, name) for name in FIRST)
     others = tuple(requirement for name, requirement in own.items() if name not in FIRST)
-    return (first, *((other,) for other in others)) if row.codes else (first, others)
+    newest = () if all(row.packages.values()) else ("--upgrade",)  # what an earlier run left there is not the newest
+    return (first, *((*newest, other) for other in others)) if row.codes else (first, (*newest, *others))
 
 
 def verify(row: Row, model: str, report: Path) -> tuple[str, ...]:
