@@ -62,6 +62,14 @@ def gains(found: Tensor, truth: Tensor) -> list[float] | None:
     return [float(gain) for gain in ((flat * true).sum(1) / power - 1)]
 
 
+def by_group(found: list[Tensor], truth: Tensor, axes: str, size: int) -> list[tuple[float, float | None]]:
+    """Return (root mean square of the error, mean gain) of every run over each group of ``size`` seeds."""
+    seeds = axes.index("s")
+    parts = [(x.split(size, seeds), truth.split(size, seeds)) for x in found]
+    pairs = [pair for run, true in parts for pair in zip(run, true, strict=True)]
+    return [(rms(x - true), mean_and_error(gains(x, true))[0]) for x, true in pairs]
+
+
 def mean_and_error(values: list[float] | None) -> tuple[float | None, float | None]:
     """Mean over seeds and its standard error; the error is unknown for one seed."""
     if values is None:
