@@ -61,7 +61,8 @@ def verify(python, home, *options):
 
 def test_an_environment_without_kerncheck_is_judged_and_left_as_it_was(second, tmp_path):
     python = second / "bin" / "python"
-    absent = subprocess.run([python, "-c", "import kerncheck"], capture_output=True, text=True, check=False)
+    plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    absent = subprocess.run([python, "-c", "import kerncheck"], capture_output=True, text=True, check=False, env=plain)
     assert "No module named 'kerncheck'" in absent.stderr
     home = tmp_path / "home"
     home.mkdir()
