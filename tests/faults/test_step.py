@@ -78,7 +78,7 @@ FAULTS = {
     ),
     "fla does not import": ({"fla__init": "raise ImportError('libx.so: undefined symbol')"}, ["KC601"]),
 }
-PATCHES = {"dg is None": ["KC605", "KC607"], "dk second term lost": ["KC605"], "scale 1.002": ["KC605"]}
+PATCHES = {"dg is None": ["KC605", "KC607"], "scale 1.002": ["KC605"]}
 
 
 @pytest.fixture(scope="module")
