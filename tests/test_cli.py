@@ -247,7 +247,8 @@ def test_interrupting_ends_all_children(tmp_path, number):
     (tmp_path / "torch" / "__init__.py").write_text("import time\ntime.sleep(99)")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [*KERNCHECK, "verify", "--model", "qwen", "--device", "emulate"]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, env=environment, preexec_fn=heed_interrupts, text=True, **pipes)
     until = time.monotonic() + 20
     while len(children(process.pid)) < 2 and time.monotonic() < until:
         time.sleep(0.1)
@@ -259,6 +260,11 @@ def test_interrupting_ends_all_children(tmp_path, number):
     assert output == ""
     assert "interrupted" in errors
     assert not [pid for pid in before if Path(f"/proc/{pid}").exists() and state(pid) != "Z"]
+
+
+def heed_interrupts() -> None:
+    """Undo what a shell does to jobs in its background, and their children inherit: SIGINT is ignored there."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def children(parent: int) -> list[int]:
