@@ -248,7 +248,7 @@ def test_interrupting_ends_all_children(tmp_path, number):
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [*KERNCHECK, "verify", "--model", "qwen", "--device", "emulate"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(command, env=environment, preexec_fn=heed_interrupts, text=True, **pipes)
+    process = subprocess.Popen(command, env=environment, preexec_fn=heed_interrupts, text=True, **pipes)  # noqa: PLW1509 - no thread runs here
     until = time.monotonic() + 20
     while len(children(process.pid)) < 2 and time.monotonic() < until:
         time.sleep(0.1)

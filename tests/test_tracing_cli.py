@@ -208,8 +208,10 @@ def test_names_and_families(kernel, by_driver, name, expected):
         ("file", "file model training versions max_cpu_gpu_ratio select ignore waive fail_on form output verbose"),
         (
             "compare",
-            "before after model training versions max_cpu_gpu_ratio min_op_reduction max_step_time_ratio"
-            " select ignore waive fail_on form output verbose",
+            (
+                "before after model training versions max_cpu_gpu_ratio min_op_reduction max_step_time_ratio"
+                " select ignore waive fail_on form output verbose"
+            ),
         ),
     ],
 )
