@@ -48,9 +48,20 @@ def test_it_refuses_where_a_node_would_not_find_what_is_compiled_here(name, valu
     assert words in caught.value.message
 
 
+def refusal(variables, *node_sets):
+    try:
+        warm.refuse_variables(variables, CATALOG, node_sets)
+    except UsageError as error:
+        return error.message
+    return ""
+
+
 def test_a_variable_that_the_nodes_set_too_is_no_reason_to_refuse():
-    warm.refuse_variables({"TRITON_PTXAS_PATH": "/usr/local/cuda/bin/ptxas"}, CATALOG, ("TRITON_PTXAS_PATH",))
-    warm.refuse_variables({"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": "/cache", "HOME": "/root"}, CATALOG, ())
+    ptxas = {"TRITON_PTXAS_PATH": "/usr/local/cuda/bin/ptxas"}
+    assert refusal(ptxas, "TRITON_PTXAS_PATH") == ""
+    assert refusal(ptxas).startswith("TRITON_PTXAS_PATH=")
+    assert refusal(ptxas, "TRITON_OVERRIDE_DIR").startswith("TRITON_PTXAS_PATH=")
+    assert refusal({"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": "/cache", "HOME": "/root"}) == ""
 
 
 def test_what_makes_the_cache_unread_is_refused_whatever_the_nodes_set():
