@@ -81,6 +81,13 @@ def launches(total: Measures) -> str:
     )
 
 
+def by_share(say: Say, total: Measures, lost: float, message: str, told: str) -> Outcome:
+    """Warn if a cause costs the share of the time from which on it counts."""
+    if read.share(lost, total) >= read.LOST_SHARE:
+        return warned(say, total, lost, message, told)
+    return say.passed(STEPS, told, "measured")
+
+
 def warned(say: Say, total: Measures, part: float, message: str, found: str) -> Outcome:
     """Warn of a cause that costs time."""
     remedies = {
@@ -116,10 +123,7 @@ def data(case: Case, say: Say) -> Iterator[Outcome]:
     """
     total = read.trace_of(case).total
     told = f"{total.data_microseconds / 1e3:.1f} ms in DataLoader.__next__, the GPU idle in {total.idle.data / 1e3:.1f}"
-    if read.share(total.idle.data, total) >= read.LOST_SHARE:
-        yield warned(say, total, total.idle.data, "data-starved: the GPU waits in DataLoader.__next__", told)
-    else:
-        yield say.passed(STEPS, told, "measured")
+    yield by_share(say, total, total.idle.data, "data-starved: the GPU waits in DataLoader.__next__", told)
 
 
 @check("KC623", "the host does not stop for the GPU", needs=("trace",))
@@ -141,10 +145,8 @@ def synchronising(case: Case, say: Say) -> Iterator[Outcome]:
         f"{total.blocking_synchronisations} of {total.synchronisations} synchronisations waited, "
         f"{total.synchronising_microseconds / 1e3:.1f} ms together"
     )
-    if read.repeated(total) and read.share(total.idle.synchronising, total) >= read.LOST_SHARE:
-        yield warned(say, total, total.idle.synchronising, "synchronising: the host stops for the GPU", told)
-    else:
-        yield say.passed(STEPS, told, "measured")
+    lost = total.idle.synchronising if read.repeated(total) else 0.0
+    yield by_share(say, total, lost, "synchronising: the host stops for the GPU", told)
 
 
 @check("KC624", "nothing is compiled inside of the steps", needs=("trace",))
@@ -163,10 +165,7 @@ def recompiling(case: Case, say: Say) -> Iterator[Outcome]:
     """
     total = read.trace_of(case).total
     told = f"{total.compilations} compilations, {total.module_loads} modules loaded"
-    if read.share(total.idle.compiling, total) >= read.LOST_SHARE:
-        yield warned(say, total, total.idle.compiling, "recompiling: kernels are compiled inside of the steps", told)
-    else:
-        yield say.passed(STEPS, told, "measured")
+    yield by_share(say, total, total.idle.compiling, "recompiling: kernels are compiled inside of the steps", told)
 
 
 @check("KC625", "communication is hidden behind work", needs=("trace",))
@@ -188,10 +187,7 @@ def communication(case: Case, say: Say) -> Iterator[Outcome]:
         yield say.not_applicable(STEPS, "no communication kernel ran")
         return
     told = f"{total.communication_microseconds / 1e3:.1f} ms of communication, {exposed / 1e3:.1f} with nothing beside"
-    if read.share(exposed, total) >= read.LOST_SHARE:
-        yield warned(say, total, exposed, "communication-bound: collectives run with nothing beside them", told)
-    else:
-        yield say.passed(STEPS, told, "measured")
+    yield by_share(say, total, exposed, "communication-bound: collectives run with nothing beside them", told)
 
 
 @check("KC626", "what limits the steps", needs=("trace",))

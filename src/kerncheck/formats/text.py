@@ -33,9 +33,20 @@ MOST_NOT_JUDGED, MOST_SUBJECTS = 8, 3
 
 def render(report: Report, *, colour: bool = False, width: int = 100, verbose: int = 0) -> str:
     """Return the report as text of at most ``width`` columns; ``verbose`` also lists what passed."""
-    console = Console(file=io.StringIO(), width=width, force_terminal=colour, no_color=not colour, highlight=False)
+    console = blank(colour=colour, width=width)
     print_head(console, report)
     print_families(console, report)
+    print_judgements(console, report, verbose)
+    return text_of(console)
+
+
+def blank(*, colour: bool, width: int) -> Console:
+    """Return a console that keeps what is printed to it."""
+    return Console(file=io.StringIO(), width=width, force_terminal=colour, no_color=not colour, highlight=False)
+
+
+def print_judgements(console: Console, report: Report, verbose: int) -> None:
+    """Print what every report ends with: findings, notes, what was not judged, and the verdict."""
     print_findings(console, report)
     print_crashes(console, report)
     print_notes(console, report)
@@ -43,6 +54,10 @@ def render(report: Report, *, colour: bool = False, width: int = 100, verbose: i
     if verbose:
         print_all(console, report)
     print_verdict(console, report)
+
+
+def text_of(console: Console) -> str:
+    """Return what was printed, without the user's name and without spaces at the ends of lines."""
     stream = console.file
     assert isinstance(stream, io.StringIO)  # noqa: S101 - given above
     return redacted("\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n")

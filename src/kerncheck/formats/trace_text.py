@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from kerncheck.formats.sentence import last_line
-from kerncheck.formats.text import line, print_all, print_crashes, print_findings, print_not_judged, print_notes
+from kerncheck.formats.text import blank, line, print_judgements, text_of
 from kerncheck.model.trace import Change, Measures, StepReport, TraceComparison, TraceSection
-from kerncheck.privacy import redacted
 from kerncheck.report import Report
 
 MOST_ROWS, MOST_NAME = 6, 56
@@ -20,7 +17,7 @@ MOST_ROWS, MOST_NAME = 6, 56
 
 def render(report: Report, *, colour: bool = False, width: int = 100, verbose: int = 0) -> str:
     """Return the report of a trace as text of at most ``width`` columns; ``verbose`` also lists what passed."""
-    console = Console(file=io.StringIO(), width=width, force_terminal=colour, no_color=not colour, highlight=False)
+    console = blank(colour=colour, width=width)
     section = report.snapshot.trace
     if isinstance(section, TraceSection):
         print_head(console, report, section)
@@ -28,16 +25,8 @@ def render(report: Report, *, colour: bool = False, width: int = 100, verbose: i
             print_measures(console, section.report)
         elif section.comparison is not None:
             print_comparison(console, section.comparison)
-    print_findings(console, report)
-    print_crashes(console, report)
-    print_notes(console, report)
-    print_not_judged(console, report, verbose)
-    if verbose:
-        print_all(console, report)
-    print_verdict(console, report)
-    stream = console.file
-    assert isinstance(stream, io.StringIO)  # noqa: S101 - given above
-    return redacted("\n".join(row.rstrip() for row in stream.getvalue().splitlines()) + "\n")
+    print_judgements(console, report, verbose)
+    return text_of(console)
 
 
 def print_head(console: Console, report: Report, section: TraceSection) -> None:
@@ -183,10 +172,3 @@ def print_change(console: Console, change: Change, *, times: bool) -> None:
     ratio = f"{change.ratio:>6.1f}x" if change.ratio else f"{'':>7}"
     spent = f"  {change.before_microseconds / 1e3:,.2f} -> {change.after_microseconds / 1e3:,.2f} ms" if times else ""
     console.print(Text(f"  {name:<44} {change.before:>12,.0f} {change.after:>12,.0f} {ratio}{spent}"), soft_wrap=True)
-
-
-def print_verdict(console: Console, report: Report) -> None:
-    """Print the last line."""
-    style = {"passed": "bold green", "failed": "bold red"}.get(report.verdict, "bold yellow")
-    console.print()
-    console.print(Text(last_line(report), style=style), soft_wrap=True)
