@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from kerncheck.tracing import Trace
 
 Given = Mapping[str, Any]
+BY_DEFAULT: Given = {
+    **{"training": True, "versions": (), "max_cpu_gpu_ratio": None},
+    **{"select": (), "ignore": (), "waive": (), "fail_on": "error"},
+}
+"""What `kerncheck trace` is given when nothing but the file and the model is said."""
 EXTRA = ("jinja2", "matplotlib")
 
 
@@ -95,17 +100,12 @@ def judged_trace(given: Given) -> tuple[Document, Snapshot, Trace]:
     """Read and judge a trace as `kerncheck trace` does by default."""
     from kerncheck import catalog as catalogs
     from kerncheck import trace_commands, tracing
-    from kerncheck.checks.registry import Case, all_checks
-    from kerncheck.commands import make_report
     from kerncheck.model.job import TraceRequest
     from kerncheck.model.trace import TraceSection
-    from kerncheck.plan import make_plan
 
-    catalog, checks = catalogs.load(), all_checks()
-    asked = {"model": given["model"], "training": True, "versions": (), "max_cpu_gpu_ratio": None}
+    catalog, asked = catalogs.load(), {**given, **BY_DEFAULT}
     job = trace_commands.make_job(asked, catalog, TraceRequest(file=given["file"]))
     trace = tracing.read(given["file"])
-    snapshot = Snapshot(job=job, trace=TraceSection(report=tracing.analyse(trace)))
-    plan = make_plan(job, checks, (), ())
-    made = make_report(Case(job, snapshot, catalog), plan, {"fail_on": "error"}, ())
-    return document(made), snapshot, trace
+    section = TraceSection(report=tracing.analyse(trace))
+    made = trace_commands.report_of(asked, job, catalog, lambda: section)
+    return document(made), made.snapshot, trace

@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -114,16 +114,21 @@ def reduction(text: str | None) -> float | None:
     return float(match[1])
 
 
-def judged(given: Given, job: Job, catalog: Catalog, section: Any) -> int:  # noqa: ANN401 - called once all is checked
+def judged(given: Given, job: Job, catalog: Catalog, section: Callable[[], TraceSection]) -> int:
     """Judge by the checks of traces, and report. Options are checked before a large file is read."""
     started = time.monotonic()
+    writable(given["output"])
+    report = report_of(given, job, catalog, section)
+    return emit(msgspec.structs.replace(report, seconds=time.monotonic() - started), given)
+
+
+def report_of(given: Given, job: Job, catalog: Catalog, section: Callable[[], TraceSection]) -> Report:
+    """Judge what ``section`` reads, by ``select``, ``ignore``, ``waive`` and ``fail_on`` of what was given."""
     checks = all_checks()
     plan = make_plan(job, checks, given["select"], given["ignore"])
     waivers = tuple(parse_waiver(text, checks) for text in given["waive"])
-    writable(given["output"])
     snapshot = Snapshot(job=job, trace=section())
-    report = make_report(Case(job, snapshot, catalog), plan, given, waivers)
-    return emit(msgspec.structs.replace(report, seconds=time.monotonic() - started), given)
+    return make_report(Case(job, snapshot, catalog), plan, given, waivers)
 
 
 def emit(report: Report, given: Given) -> int:
