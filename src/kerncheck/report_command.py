@@ -19,8 +19,13 @@ if TYPE_CHECKING:
 
 Given = Mapping[str, Any]
 BY_DEFAULT: Given = {
-    **{"training": True, "versions": (), "max_cpu_gpu_ratio": None},
-    **{"select": (), "ignore": (), "waive": (), "fail_on": "error"},
+    "training": True,
+    "versions": (),
+    "max_cpu_gpu_ratio": None,
+    "select": (),
+    "ignore": (),
+    "waive": (),
+    "fail_on": "error",
 }
 """What `kerncheck trace` is given when nothing but the file and the model is said."""
 EXTRA = ("jinja2", "matplotlib")
