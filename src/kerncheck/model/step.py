@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Literal
 
 from kerncheck.model.base import Broken, Evidence, Frozen, Missing
+from kerncheck.model.trace import Measures
 
 Phase = Literal["forward", "backward", "optimizer"]
 
@@ -98,6 +99,7 @@ class Labelled(Frozen):
 class Profile(Frozen):
     """What the profiler saw of a step on a GPU. ``joined`` kernels have their launch; ``seconds`` is one plain step.
 
+    Counts, times and labels are of the step and of each op alone; ``measures`` of the step without these.
     ``reason`` says why there is nothing to read (no CUPTI, no kernel events); absence proves nothing then.
     """
 
@@ -107,6 +109,7 @@ class Profile(Frozen):
     busy_microseconds: float = 0.0
     span_microseconds: float = 0.0
     labelled: tuple[Labelled, ...] = ()
+    measures: Measures | None = None
     seconds: float | None = None
     reason: str = ""
 

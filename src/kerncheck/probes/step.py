@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kerncheck.compat.interpose import Around, Bound, interposed
-from kerncheck.probes import exchange, models, scene, step_trace
+from kerncheck.probes import exchange, models, ranges, scene, step_trace
 from kerncheck.probes.places import OUTSIDE, Follower, Ledger, Place, Watch, counting, tensors_in
 from kerncheck.probes.scene import finite
 
@@ -274,7 +275,10 @@ def compared(state: State, model: Any, seen: Seen) -> dict[str, Any] | None:
 
 
 def profiled(state: State, model: Any, seen: Seen) -> dict[str, Any]:
-    """Time plain steps on a GPU; as configured, also profile one, and each op alone (under layer -1). Needs a GPU."""
+    """Time plain steps on a GPU; as configured, also profile one, and each op alone (under layer -1). Needs a GPU.
+
+    The trace lies in the folder in which both runs meet; the parent reads and removes it.
+    """
     inputs, synchronize = batch(state), state.scene.device.synchronize
     told = {"seconds": step_trace.timed(lambda: plain_step(model, inputs), synchronize)}
     if state.options.get("eager"):
@@ -284,16 +288,18 @@ def profiled(state: State, model: Any, seen: Seen) -> dict[str, Any]:
 
     def once() -> None:
         model.zero_grad(set_to_none=True)
-        plain_step(model, inputs)
+        with named(ranges.STEP):
+            plain_step(model, inputs)
         for name, _, function, args, kwargs in calls:
-            with labelled(-1, name):
+            with named(ranges.seam_label(-1, name)):
                 output = next(tensors_in(function(*args, **kwargs)))
             if output.requires_grad:
                 output.backward(output.detach())
 
     follower = Follower(model, len(state.scene.built.layer_types))
     with follower.hooked(), interposed(model, labels(follower)):
-        return {**told, **step_trace.profile(once, synchronize)}
+        path = os.path.join(state.options["exchange"], step_trace.TRACE)
+        return {**told, **step_trace.profile(once, synchronize, path)}
 
 
 def labels(follower: Follower) -> Around:
@@ -301,7 +307,7 @@ def labels(follower: Follower) -> Around:
 
     def around(bound: Bound, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            with labelled(follower.layer, bound.name):
+            with named(ranges.seam_label(follower.layer, bound.name)):
                 return function(*args, **kwargs)
 
         return call
@@ -309,11 +315,11 @@ def labels(follower: Follower) -> Around:
     return around
 
 
-def labelled(layer: int, seam: str) -> Any:
+def named(label: str) -> Any:
     """Open a range of the profiler."""
     from torch.profiler import record_function
 
-    return record_function(step_trace.label(layer, seam))
+    return record_function(label)
 
 
 # Each op alone: what it launches here

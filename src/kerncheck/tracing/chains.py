@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from kerncheck.model.trace import Offender, Phase
+from kerncheck.probes.ranges import LABEL
 from kerncheck.tracing.intervals import Finder
 from kerncheck.tracing.join import Linked, phase
 from kerncheck.tracing.table import NONE, Table
@@ -15,7 +16,6 @@ SMALL = frozenset({"elementwise", "copy and cast"})
 LEAST = 3
 """Kernels in a row that make a chain (methods.md, 4.5)."""
 MOST = 20
-LABEL = "kc::"
 NUMBERED = re.compile(r"_\d+$")
 
 
