@@ -71,14 +71,19 @@ def guard(model: Any, *, training: bool = True, required: Iterable[str] | None =
     return tuple(outcome for outcome in outcomes if outcome.status in ("passed", "not_applicable"))
 
 
-def refuse(outcomes: tuple[Outcome, ...]) -> None:
-    """Raise for what is wrong, else for what is not known."""
+def refuse(
+    outcomes: tuple[Outcome, ...],
+    *,
+    wrong: str = "this process would not run the fused kernels",
+    unknown: str = "it cannot be told what this process would run",
+) -> None:
+    """Raise for what is wrong, else for what is not known. ``wrong`` and ``unknown`` head the messages."""
     failed = tuple(outcome for outcome in outcomes if outcome.status == "failed")
-    unknown = tuple(outcome for outcome in outcomes if outcome.status == "not_judged" and outcome.required)
+    open_ = tuple(outcome for outcome in outcomes if outcome.status == "not_judged" and outcome.required)
     if failed:
-        raise FallbackError(told("this process would not run the fused kernels", failed), failed)
-    if unknown:
-        raise NotJudgedError(told("it cannot be told what this process would run", unknown), unknown)
+        raise FallbackError(told(wrong, failed), failed)
+    if open_:
+        raise NotJudgedError(told(unknown, open_), open_)
 
 
 def told(what: str, outcomes: tuple[Outcome, ...]) -> str:

@@ -1,8 +1,7 @@
 """Names of the ranges that kerncheck puts into a profile, and the hooks that open a range for each module's forward.
 
-One kernel under a module of its own is no chain of anything: modules of torch that launch one (linear layers,
-embeddings, activations) get no range, and their kernels belong to the module around them. So a chain such as the
-activation and the product in an MLP stays one chain.
+One kernel under a module of its own is no chain of anything: torch's own layers that launch one, and activations, get
+no range, and their kernels belong to the module around them. So activation and product in an MLP stay one chain.
 """
 
 from __future__ import annotations
@@ -27,11 +26,12 @@ def module_label(name: str, module: Any) -> str:
 
 
 def worth_a_range(module: Any) -> bool:
-    """Tell whether a module may launch several kernels: one with children, one from outside of torch, or a norm."""
+    """Tell whether a module may launch several kernels: it has children, is a norm, or somebody's own with state."""
     kind = type(module)
-    return (
-        any(True for _ in module.children()) or not kind.__module__.startswith("torch.nn.") or "Norm" in kind.__name__
-    )
+    if any(True for _ in module.children()) or "Norm" in kind.__name__:
+        return True
+    state = any(True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False)))
+    return state and not kind.__module__.startswith("torch.nn.")
 
 
 def compiled(module: Any) -> bool:
