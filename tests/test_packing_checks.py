@@ -10,7 +10,7 @@ from kerncheck.checks import packing as checks
 from kerncheck.checks.registry import Case, Check
 from kerncheck.judge import judge
 from kerncheck.model.base import Broken, Missing
-from kerncheck.model.job import CONVENTIONS, Job
+from kerncheck.model.job import CONVENTIONS, VARIANTS, Job
 from kerncheck.model.packing import Cell, Change, Packing, SeamCall, Unseen
 from kerncheck.model.snapshot import Snapshot
 from kerncheck.report import Report
@@ -267,6 +267,32 @@ def test_undeclared_packing_is_a_table_and_never_a_finding():
     assert the(told, "KC501", "not_judged")
 
 
+ATTENTION_LEAKS = {"leak": True, "seams": (conv(BOUNDARIES), rule(BOUNDARIES), attention(reach=(2, 65, 3)))}
+
+
+@pytest.mark.parametrize(("convention", "cure"), [("both_mrope3", "[4, 1, tokens]"), ("both_mask", "leave the")])
+def test_what_switches_the_separation_in_full_attention_off_is_named(convention, cure):
+    told = report(section(cell(convention, **ATTENTION_LEAKS)), job(convention))
+    assert codes(told) == ["KC501"]
+    assert told.findings[0].remedy.startswith(("put the text's own", "leave the attention_mask out"))
+    assert cure in told.findings[0].remedy
+    assert codes(report(section(cell(convention)), job(convention))) == []
+
+
+def test_a_variant_whose_delta_rule_leaks_too_is_not_explained_by_attention():
+    seams = (rule(reach=(2, 65, 3)), attention(reach=(2, 65, 3)))
+    told = report(section(cell("both_mask", leak=True, seams=seams)), job("both_mask"))
+    assert "leave the attention_mask out" not in told.findings[0].remedy
+
+
+def test_rows_that_a_model_cannot_take_are_no_row_of_the_table_and_no_pass():
+    gone = Unseen(convention="both_mrope3", use_cache=False, why=Missing(reason="one row"), applies=False)
+    told = report(section(SAFE, gone), job(None))
+    assert {outcome.subject for outcome in the(told, "KC505", "note")} == {"both"}
+    declared = report(section(SAFE, gone), job("both_mrope3"))
+    assert (declared.exit_code, the(declared, "KC501", "not_judged")[0].message) == (3, "one row")
+
+
 def test_a_stand_in_is_named_beside_the_pass():
     told = report(section(SAFE, standins=("causal_conv1d:causal_conv1d_fn",)))
     assert "stand-in" in the(told, "KC501", "passed")[0].message
@@ -290,8 +316,10 @@ def ask(asked):
 def test_all_conventions_are_tried_and_a_quick_run_tries_the_declared_one():
     (run,) = stage.runs(ask(job(None)))
     tried = [(case["convention"], case["use_cache"]) for case in run.cases]
-    off = [(convention, False) for convention in ("nothing", *CONVENTIONS)]
+    off = [(convention, False) for convention in ("nothing", *CONVENTIONS, *VARIANTS)]
     assert tried == off + [(convention, True) for convention in CONVENTIONS]
+    (run,) = stage.runs(ask(job("both_mask")))
+    assert [case["convention"] for case in run.cases if case["use_cache"]] == [*CONVENTIONS, "both_mask"]
     quick = msgspec.structs.replace(job("seq_idx"), quick=True)
     (run,) = stage.runs(ask(quick))
     assert [case["convention"] for case in run.cases] == ["nothing", "seq_idx", "seq_idx"]

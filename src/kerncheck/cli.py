@@ -83,7 +83,7 @@ TARGET = click.option(
 DRIVER = click.option("--driver", metavar="580|580.65.06", help="The NVIDIA driver that the image's nodes have.")
 PACKING = click.option(
     "--packing",
-    type=click.Choice(["position_ids", "cu_seq_lens", "seq_idx", "both"]),
+    type=click.Choice(["position_ids", "cu_seq_lens", "seq_idx", "both", "both_mrope3", "both_mrope4", "both_mask"]),
     help="What the job's collator sends beside input_ids to keep packed examples apart.",
 )
 TRAINING = click.option(

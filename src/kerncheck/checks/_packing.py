@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kerncheck.model.job import Convention
+from kerncheck.model.job import VARIANTS, Convention
 from kerncheck.model.packing import Cell, Packing, SeamCall, Sent, Unseen
 from kerncheck.supervise import why
 
@@ -18,12 +18,18 @@ COLLATOR = (
     "DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True) or the trainer's equivalent; "
     "or train without packing"
 )
+OF_ATTENTION: dict[Convention, str] = {
+    "both_mrope3": "put the text's own positions, which begin at 0 in each example, before the three rows "
+    "(position_ids of shape [4, 1, tokens]): full attention tells examples apart by that row only",
+    "both_mask": "leave the attention_mask out: full attention reads the examples from position_ids only without one",
+}
+"""What to do where full attention alone leaks (transformers 5.24.0, modeling_qwen3_5.py and masking_utils.py)."""
 SENDS: dict[Sent, frozenset[str]] = {
     "nothing": frozenset(),
     "position_ids": frozenset(),
     "cu_seq_lens": frozenset({"cu_seqlens", "cu_seq_lens_q"}),
     "seq_idx": frozenset({"seq_idx"}),
-    "both": frozenset({"cu_seqlens", "cu_seq_lens_q", "seq_idx"}),
+    **dict.fromkeys(("both", *VARIANTS), frozenset({"cu_seqlens", "cu_seq_lens_q", "seq_idx"})),
 }
 """Boundary arguments that each convention lets a seam receive (position_ids alone never reach one)."""
 
@@ -118,11 +124,13 @@ def leak_remedy(declared: Convention, cell: Cell) -> str:
     advice = []
     if ignoring:
         advice.append(f"{', '.join(ignoring)} was given the boundaries and ignores them: update that package")
-    if declared != "both":
+    if declared in OF_ATTENTION and {call.seam for call in leaking} == {"attention"}:
+        return OF_ATTENTION[declared]
+    if not declared.startswith("both"):
         advice.append(COLLATOR)
     elif any(not got_boundaries(call) for call in leaking):
         advice.append("this model's code in transformers does not pass the boundaries on: use a version that does")
-    if declared == "both":
+    if declared.startswith("both"):
         advice.append("until then train without packing")
     return "; ".join(advice)
 
@@ -145,6 +153,9 @@ def sent_words(convention: Sent) -> str:
         "cu_seq_lens": "position_ids + cu_seq_lens",
         "seq_idx": "position_ids + seq_idx",
         "both": "position_ids + cu_seq_lens + seq_idx",
+        "both_mrope3": "position_ids of 3 rows (M-RoPE) + cu_seq_lens + seq_idx",
+        "both_mrope4": "position_ids of 4 rows (text, M-RoPE) + cu_seq_lens + seq_idx",
+        "both_mask": "position_ids + cu_seq_lens + seq_idx + attention_mask of ones",
     }
     return words[convention]
 

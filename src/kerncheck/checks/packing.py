@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from kerncheck.checks import _packing as read
 from kerncheck.checks.registry import Case, check
 from kerncheck.model.base import Broken, seen
-from kerncheck.model.job import CONVENTIONS, Convention
+from kerncheck.model.job import CONVENTIONS, VARIANTS, Convention
 from kerncheck.model.outcome import Outcome, Say
 from kerncheck.model.packing import Cell, Packing, SeamCall, Unseen
 from kerncheck.supervise import why
@@ -201,7 +201,7 @@ def table_of_conventions(case: Case, say: Say) -> Iterator[Outcome]:
 
     What it checks
         Every convention that collators use is run on the tiny model: position_ids; with cu_seq_lens; with seq_idx;
-        with both.
+        with both; with both and position_ids of 3 or 4 rows (M-RoPE), or an attention_mask of ones.
     Why it matters
         Whether a job packs, and how, is not visible in an environment. The table answers before a job is written.
     Example
@@ -210,8 +210,8 @@ def table_of_conventions(case: Case, say: Say) -> Iterator[Outcome]:
         Declare what the job uses (--packing) to have it judged.
     """
     packing = seen(case.snapshot.packing)
-    pairs = [(convention, packing.cell(convention, use_cache=False)) for convention in CONVENTIONS]
-    rows = [(convention, cell) for convention, cell in pairs if cell is not None]
+    pairs = [(convention, packing.cell(convention, use_cache=False)) for convention in (*CONVENTIONS, *VARIANTS)]
+    rows = [(name, cell) for name, cell in pairs if cell is not None and getattr(cell, "applies", True)]
     for convention, cell in rows:
         yield say.note(convention, f"{read.sent_words(convention)}: {row(packing, cell)}", packing.evidence)
     worse = [name for name, cell in rows if worse_with_cache(cell, packing.cell(name, use_cache=True))]

@@ -20,7 +20,7 @@ from kerncheck.checks.seams_common import (
 )
 from kerncheck.kernels import find_spec
 from kerncheck.model.base import Broken, NotObservedError, seen
-from kerncheck.model.job import Convention
+from kerncheck.model.job import VARIANTS, Convention
 from kerncheck.model.outcome import Outcome, Say
 from kerncheck.model.seams import Binding, Entered, Entry, Error
 
@@ -31,7 +31,7 @@ SENT: dict[Convention, tuple[str, ...]] = {
     "position_ids": (),
     "cu_seq_lens": ("cu_seqlens",),
     "seq_idx": ("seq_idx",),
-    "both": BOUNDARIES,
+    **dict.fromkeys(("both", *VARIANTS), BOUNDARIES),
 }
 """Which of them reach the seams, for each thing that a collator may send."""
 

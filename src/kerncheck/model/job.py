@@ -8,12 +8,15 @@ from kerncheck.model.base import Frozen
 
 ProfileName = Literal["node", "image", "ci"]
 DeviceName = Literal["cuda", "emulate", "none"]
-Convention = Literal["position_ids", "cu_seq_lens", "seq_idx", "both"]
+Convention = Literal["position_ids", "cu_seq_lens", "seq_idx", "both", "both_mrope3", "both_mrope4", "both_mask"]
 """What the job's collator sends beside input_ids; all but the first send position_ids too."""
 
 Role = Literal["seam", "kernel"]
 
 CONVENTIONS: tuple[Convention, ...] = ("position_ids", "cu_seq_lens", "seq_idx", "both")
+"""What text collators send: position_ids, and beside them cu_seq_lens_*, seq_idx or both."""
+VARIANTS: tuple[Convention, ...] = ("both_mrope3", "both_mrope4", "both_mask")
+"""Both, with position_ids of 3 rows (M-RoPE) or 4 (text first), or with an attention_mask of ones as well."""
 
 
 class RequiredOp(Frozen):

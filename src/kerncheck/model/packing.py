@@ -6,7 +6,7 @@ from typing import Literal
 
 from kerncheck.model.base import Broken, Evidence, Frozen, Missing
 
-Sent = Literal["nothing", "position_ids", "cu_seq_lens", "seq_idx", "both"]
+Sent = Literal["nothing", "position_ids", "cu_seq_lens", "seq_idx", "both", "both_mrope3", "both_mrope4", "both_mask"]
 """What told the examples of a pack apart. ``nothing`` is the positive control: a leak must be seen there."""
 
 
@@ -53,11 +53,12 @@ class Cell(Frozen, tag="cell", tag_field="kind"):
 
 
 class Unseen(Frozen, tag="unseen", tag_field="kind"):
-    """A cell without an answer, and why."""
+    """A cell without an answer, and why. ``applies`` is False where this model cannot take such a batch at all."""
 
     convention: Sent
     use_cache: bool
     why: Missing | Broken
+    applies: bool = True
 
 
 class Packing(Frozen, tag="packing", tag_field="kind"):

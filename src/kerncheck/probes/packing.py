@@ -30,6 +30,9 @@ FEW = {
 """Largest values here: the interpreter's time goes with the number of blocks, and leaks do not."""
 TINY_WIDTH = 64
 BOUNDARIES = ("seq_idx", "cu_seqlens", "cu_seq_lens_q")
+ROWS = {"both_mrope3": 3, "both_mrope4": 4}
+"""Rows of position_ids: time, height and width, or these after the text's own."""
+ONE_ROW = "the positions of this model have one row: it has no M-RoPE"
 
 
 @dataclass
@@ -120,12 +123,16 @@ def batch(state: State, convention: str) -> dict[str, Any]:
         return {}
     positions = torch.cat([torch.arange(end - start) for start, end in state.spans])[None]
     sent: dict[str, Any] = {"position_ids": positions.to(place)}
-    if convention in ("cu_seq_lens", "both"):
+    if convention in ROWS:
+        sent["position_ids"] = sent["position_ids"].expand(ROWS[convention], 1, -1)
+    if convention == "both_mask":
+        sent["attention_mask"] = torch.ones_like(sent["position_ids"])
+    if convention == "cu_seq_lens" or convention.startswith("both"):
         longest = max(end - start for start, end in state.spans)
         for side in ("q", "k"):
             ends = torch.tensor([0, *(end for _, end in state.spans)], dtype=torch.int32)
             sent.update({f"cu_seq_lens_{side}": ends.to(place), f"max_length_{side}": longest})
-    if convention in ("seq_idx", "both"):
+    if convention == "seq_idx" or convention.startswith("both"):
         runs = [torch.full((end - start,), index) for index, (start, end) in enumerate(state.spans)]
         sent["seq_idx"] = torch.cat(runs)[None].to(dtype=torch.int32, device=place)
     return sent
@@ -141,6 +148,8 @@ def run(case: dict[str, Any], state: State) -> dict[str, Any]:
     """Observe one convention: its gradients (``gradients``), changes, and what each seam received."""
     if state.scene.missing:
         return {"missing": state.scene.missing}
+    if case["convention"] in ROWS and not has_mrope(state.scene.built.model):
+        return {"missing": ONE_ROW, "applies": False, "about": about(state)}
     cell = {"kind": "cell", "convention": case["convention"], "use_cache": case["use_cache"]}
     try:
         seen = observe(case, state)
@@ -148,6 +157,11 @@ def run(case: dict[str, Any], state: State) -> dict[str, Any]:
         told = scene.failure(error)
         return {"cell": {**cell, "refused": f"{told['exception']}: {told['message']}"}, "about": about(state)}
     return {"cell": {**cell, **seen}, "about": about(state)}
+
+
+def has_mrope(model: Any) -> bool:
+    """Tell whether positions have several rows here: the rotary embedding then says how it shares its width out."""
+    return any(hasattr(module, "mrope_section") for module in model.modules())
 
 
 def about(state: State) -> dict[str, Any]:

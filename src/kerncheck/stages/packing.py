@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from kerncheck.model.base import Broken, Missing
-from kerncheck.model.job import CONVENTIONS, Job
+from kerncheck.model.job import CONVENTIONS, VARIANTS, Job
 from kerncheck.model.packing import Cell, Packing, Unseen
 from kerncheck.stages.common import Ask, child_environment
 from kerncheck.stages.numerics import COLD, production_lane
@@ -26,7 +26,7 @@ def runs(ask: Ask) -> list[ProbeRun]:
     run = ProbeRun(
         label="packing",
         probe="packing",
-        cases=tuple(cases(conventions)),
+        cases=tuple(cases(conventions, job.packing)),
         options=options,
         environment=child_environment(job, gpu),
         limit=max(ask.timeout, COLD) if gpu else ask.timeout,
@@ -40,16 +40,18 @@ def tried(job: Job) -> tuple[str, ...]:
     """Return the conventions to try: all of them, or only the declared one in a quick run."""
     if job.quick:
         return (job.packing,) if job.packing else ()
-    return CONVENTIONS
+    return (*CONVENTIONS, *VARIANTS)
 
 
-def cases(conventions: tuple[str, ...]) -> list[dict[str, Any]]:
+def cases(conventions: tuple[str, ...], declared: str | None) -> list[dict[str, Any]]:
     """Return the positive control and the conventions, with use_cache off and on.
 
-    With a cache only attention can behave differently, and one changed example shows it.
+    With a cache only attention can behave differently, and one changed example shows it. Variants differ from ``both``
+    in attention alone, so one that is not declared is run without a cache only.
     """
     off = [case(convention, use_cache=False) for convention in ("nothing", *conventions)]
-    return off + [case(convention, use_cache=True) for convention in conventions]
+    cached = [convention for convention in conventions if convention in CONVENTIONS or convention == declared]
+    return off + [case(convention, use_cache=True) for convention in cached]
 
 
 def case(convention: str, *, use_cache: bool) -> dict[str, Any]:
@@ -59,7 +61,7 @@ def case(convention: str, *, use_cache: bool) -> dict[str, Any]:
         "convention": convention,
         "use_cache": use_cache,
         "gradients": not use_cache,
-        "examples": [0] if use_cache else [0, 2],
+        "examples": [0] if use_cache or convention in VARIANTS else [0, 2],
     }
 
 
@@ -107,4 +109,5 @@ def cell(asked: dict[str, Any], answer: Answer) -> Cell | Unseen:
     if isinstance(answer, dict) and "cell" in answer:
         return msgspec.convert(answer["cell"], Cell)
     reason: Missing | Broken = answer if not isinstance(answer, dict) else Missing(reason=str(answer["missing"]))
-    return Unseen(convention=asked["convention"], use_cache=asked["use_cache"], why=reason)
+    applies = not isinstance(answer, dict) or answer.get("applies", True)
+    return Unseen(convention=asked["convention"], use_cache=asked["use_cache"], why=reason, applies=applies)
