@@ -213,6 +213,10 @@ def test_names_and_families(kernel, by_driver, name, expected):
                 " select ignore waive fail_on form output verbose"
             ),
         ),
+        (
+            "record",
+            "model output force device steps warmup tokens python timeout select ignore waive fail_on form verbose",
+        ),
     ],
 )
 def test_options_do_not_creep_in(command, options):

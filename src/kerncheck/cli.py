@@ -263,6 +263,32 @@ def trace_compare(**given: Any) -> int:  # noqa: ANN401
     return command(given)
 
 
+@traces.command("record")
+@click.option(
+    "--model", required=True, metavar="NAME|DIR|config.json|org/name", help="The model whose steps are recorded."
+)
+@click.option("--output", required=True, type=click.Path(dir_okay=False), help="Write the trace here: .json, .json.gz.")
+@click.option("--force", is_flag=True, help="Overwrite the trace that is there already.")
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cuda", "emulate"]),
+    default="auto",
+    show_default=True,
+    help="emulate records a trace of the CPU alone, which is inconclusive.",
+)
+@click.option("--steps", type=click.IntRange(min=1, max=100), default=3, show_default=True, help="Steps to record.")
+@click.option("--warmup", type=click.IntRange(min=1, max=100), default=2, show_default=True, help="Steps before them.")
+@click.option("--tokens", type=click.IntRange(min=2), help="Tokens of a step (default: 2048, emulated 66).")
+@options(PYTHON, TIMEOUT, SELECTION)
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("-v", "--verbose", count=True, help="Also list what passed and what did not apply.")
+def trace_record(**given: Any) -> int:  # noqa: ANN401
+    """Record training steps of a model with random weights, and judge the trace. Needs a GPU."""
+    from kerncheck.trace_record import record as command
+
+    return command({**given, "training": True})
+
+
 @cli.command()
 @click.argument("file", type=click.Path(dir_okay=False))
 @MODEL

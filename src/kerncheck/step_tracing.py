@@ -13,14 +13,10 @@ The recording costs what torch.profiler costs, during ``warmup`` and ``active`` 
 from __future__ import annotations
 
 import contextlib
-import errno
 import gc
 import importlib.metadata
 import os
-import shutil
-import tempfile
 import warnings
-import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +30,7 @@ from kerncheck.catalog import Catalog
 from kerncheck.checks.registry import Case, all_checks
 from kerncheck.in_job import NotJudgedError, refuse, request_of
 from kerncheck.judge import judge
+from kerncheck.kept import Kept
 from kerncheck.model.base import Missing
 from kerncheck.model.job import Job, TraceRequest
 from kerncheck.model.outcome import Outcome
@@ -99,7 +96,10 @@ class StepTrace:
         """Measure the trace, and keep it if it was to be kept."""
         with without_collection():
             report = tracing.analyse(tracing.read(self._kept.temporary))
-        self.path = self._kept.keep()
+        try:
+            self.path = self._kept.keep()
+        except OSError as error:
+            warnings.warn(f"kerncheck: the trace was not kept: {error.filename}: {error.strerror}", stacklevel=3)
         self.report = msgspec.structs.replace(report, file=str(self.path or ""))
         self._end("")
 
@@ -142,36 +142,6 @@ class StepTrace:
             wrong="the recorded steps did not run the fused kernels",
             unknown="it cannot be told what the recorded steps ran",
         )
-
-
-class Kept:
-    """Where the trace lies while it is written and read, and where it stays. Nothing is overwritten unasked."""
-
-    def __init__(self, target: Path | None, *, overwrite: bool) -> None:
-        if target is not None and target.exists() and not overwrite:
-            raise FileExistsError(errno.EEXIST, "the trace would overwrite it (overwrite=True)", str(target))
-        self._target, self._overwrite = target, overwrite
-        self._folder = tempfile.mkdtemp(prefix=".kerncheck-", dir=target.parent if target else None)
-        packed = target is not None and target.name.endswith(".gz")
-        self.temporary = Path(self._folder) / ("trace.json.gz" if packed else "trace.json")
-        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-
-    def keep(self) -> Path | None:
-        """Give the trace its name; None if none was asked for, or if somebody else has taken it meanwhile."""
-        if self._target is None:
-            return None
-        try:
-            if not self._overwrite:
-                self._target.open("xb").close()  # takes the name, or fails where it is taken
-            self.temporary.replace(self._target)
-        except OSError as error:
-            warnings.warn(f"kerncheck: the trace was not kept: {self._target}: {error.strerror}", stacklevel=2)
-            return None
-        return self._target
-
-    def remove(self) -> None:
-        """Remove what is temporary."""
-        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def step_trace(  # noqa: PLR0913 - all but the model are optional and named

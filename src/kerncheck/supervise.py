@@ -212,6 +212,8 @@ class Supervisor:
             child.kill()
             walk.settle(child)
         finally:
+            if child.process.poll() is None:  # interrupted in this very thread
+                child.kill()
             with self._lock:
                 self._live.discard(child)
             child.close()

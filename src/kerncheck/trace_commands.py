@@ -19,6 +19,7 @@ from kerncheck.catalog import Catalog
 from kerncheck.checks.registry import Case, all_checks
 from kerncheck.commands import make_report, writable, write
 from kerncheck.errors import UsageError
+from kerncheck.model.base import Missing
 from kerncheck.model.job import Job, TraceRequest
 from kerncheck.model.snapshot import Snapshot
 from kerncheck.model.trace import StepReport, TraceSection
@@ -27,6 +28,8 @@ from kerncheck.report import Report
 from kerncheck.versions import parse
 
 Given = Mapping[str, Any]
+Section = Callable[[], TraceSection | Missing]
+"""Reads the trace, or says why there is none."""
 TIMES = re.compile(r"(\d+(?:\.\d+)?)\s*x?")
 
 
@@ -114,7 +117,7 @@ def reduction(text: str | None) -> float | None:
     return float(match[1])
 
 
-def judged(given: Given, job: Job, catalog: Catalog, section: Callable[[], TraceSection]) -> int:
+def judged(given: Given, job: Job, catalog: Catalog, section: Section) -> int:
     """Judge by the checks of traces, and report. Options are checked before a large file is read."""
     started = time.monotonic()
     writable(given["output"])
@@ -122,7 +125,7 @@ def judged(given: Given, job: Job, catalog: Catalog, section: Callable[[], Trace
     return emit(msgspec.structs.replace(report, seconds=time.monotonic() - started), given)
 
 
-def report_of(given: Given, job: Job, catalog: Catalog, section: Callable[[], TraceSection]) -> Report:
+def report_of(given: Given, job: Job, catalog: Catalog, section: Section) -> Report:
     """Judge what ``section`` reads, by ``select``, ``ignore``, ``waive`` and ``fail_on`` of what was given."""
     checks = all_checks()
     plan = make_plan(job, checks, given["select"], given["ignore"])

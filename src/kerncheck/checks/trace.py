@@ -233,7 +233,10 @@ def repeat_offenders(case: Case, say: Say) -> Iterator[Outcome]:
     rows = [item for item in report.offenders if item.instances >= 0.8 * item.of]
     chosen = [item for at, item in enumerate(rows) if at < 3 or item.gpu_microseconds < item.launch_microseconds]
     if not chosen:
-        known = "no chain of small kernels repeats" if report.offenders else "the trace names no modules (with_stack, or kerncheck records it)"
+        none = (
+            "no chain of small kernels lies under one module, or none is named (with_stack, or kerncheck's recording)"
+        )
+        known = "no chain of small kernels repeats" if report.offenders else none
         yield say.not_applicable("modules", known)
     for item in chosen[:5]:
         operators = ", ".join(f"{name.removeprefix('aten::')} {count}" for name, count in item.operators.items())

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from kerncheck.formats.sentence import headline
 from kerncheck.formats.text import blank, line, print_judgements, text_of
 from kerncheck.model.trace import Change, Measures, StepReport, TraceComparison, TraceSection
 from kerncheck.report import Report
@@ -25,6 +26,8 @@ def render(report: Report, *, colour: bool = False, width: int = 100, verbose: i
             print_measures(console, section.report)
         elif section.comparison is not None:
             print_comparison(console, section.comparison)
+    else:
+        line(console, headline(report), "bold")
     print_judgements(console, report, verbose)
     return text_of(console)
 

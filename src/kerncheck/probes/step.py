@@ -126,14 +126,17 @@ def warm(state: State, model: Any, inputs: dict[str, Any]) -> None:
 
 
 def batch(state: State) -> dict[str, Any]:
-    """Return token ids (1, T) as inputs and labels; the same for every run."""
+    """Return the step's inputs; the same for every run."""
+    return inputs_of(state.scene.built.model, TOKENS[state.scene.device.NAME])
+
+
+def inputs_of(model: Any, count: int) -> dict[str, Any]:
+    """Return token ids (1, count) as inputs and labels, always the same for a vocabulary."""
     import torch
 
-    model = state.scene.built.model
     table = model.get_input_embeddings().weight
     generator = torch.Generator().manual_seed(2)
-    tokens = torch.randint(0, table.shape[0], (1, TOKENS[state.scene.device.NAME]), generator=generator)
-    tokens = tokens.to(table.device)
+    tokens = torch.randint(0, table.shape[0], (1, count), generator=generator).to(table.device)
     known = inspect.signature(model.forward).parameters  # a bare decoder takes no labels
     return {"input_ids": tokens, "use_cache": False, **({"labels": tokens} if "labels" in known else {})}
 
