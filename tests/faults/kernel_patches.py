@@ -1,0 +1,78 @@
+"""Faults in kernels beside the gated delta rule's: one wrong line each, on a copy of the installed package.
+
+Like ``fla_patches``, whose faults ``nox -s power`` tries; these are tried by ``benchmarks/power_more.py``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+from fla_patches import Fault
+
+KDA = "fla.ops.kda:chunk_kda"
+STEP = "fla.ops.kda:fused_recurrent_kda"
+
+FAULTS: dict[str, Fault] = {
+    "kda scale 1.01": Fault(
+        KDA, "ops/kda/chunk.py", "        scale = K ** -0.5\n", "        scale = 1.01 * K ** -0.5\n"
+    ),
+    "kda gates rounded to bf16": Fault(
+        KDA,
+        "ops/kda/chunk_fwd.py",
+        "    # qg = None if disable_recompute is False\n",
+        "    g = g.to(torch.bfloat16).to(torch.float32)\n",
+    ),
+    "kda loses its last decay in dg": Fault(
+        KDA,
+        "ops/kda/chunk_bwd.py",
+        "b_q * b_dq - b_kdk + m_last[:, None] * b_dgk + b_kg",
+        "b_q * b_dq - b_kdk + b_kg",
+        "chunk_kda_bwd_kernel_wy_dqkg_fused",
+    ),
+    "kda loses the keys' share between blocks": Fault(
+        KDA,
+        "ops/kda/chunk_intra.py",
+        "            b_dkt = tl.dot(b_dAkk, b_kbg, b_dkt)\n",
+        "",
+        "chunk_kda_bwd_kernel_intra",
+    ),
+    "kda decays between blocks from the wrong token": Fault(
+        KDA,
+        "ops/kda/chunk_intra.py",
+        "            b_Aqk10 = tl.dot(b_q1 * b_gqn, b_kgt, b_Aqk10)\n",
+        "            b_Aqk10 = tl.dot(b_q1, b_kgt, b_Aqk10)\n",
+        "chunk_kda_fwd_kernel_inter_solve_fused",
+    ),
+    "kda step does not scale": Fault(
+        STEP, "ops/kda/fused_recurrent.py", "        b_q = b_q * scale\n", "", "fused_recurrent_kda_fwd_kernel"
+    ),
+    "kda step does not decay": Fault(
+        STEP,
+        "ops/kda/fused_recurrent.py",
+        "            b_h *= exp(b_gk[:, None])\n",
+        "            b_h *= 1.0\n",
+        "fused_recurrent_kda_fwd_kernel",
+    ),
+}
+
+
+def installed(package: str) -> Path:
+    """Return the folder of an installed package, without importing it."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def patched(folder: Path, name: str) -> Path:
+    """Copy the fault's package into ``folder``, apply the fault, and return the path for PYTHONPATH."""
+    fault, root = FAULTS[name], folder / "patched"
+    package = fault.op.partition(".")[0]
+    shutil.copytree(installed(package), root / package, ignore=shutil.ignore_patterns("__pycache__"))
+    target = root / package / fault.file
+    text = target.read_text()
+    assert text.count(fault.old) == 1, f"{name}: the text to change is {text.count(fault.old)} times in {target}"
+    target.write_text(text.replace(fault.old, fault.new))
+    return root
