@@ -125,32 +125,29 @@ def operator_uses(linked: Linked) -> list[OperatorUse]:
     """Sum by operator: its calls, and what it launched itself."""
     trace = linked.trace
     table = trace.operators
-    calls, cpu = Counter(table.name), dict.fromkeys(table.name, 0.0)
+    calls, (cpu, launch, gpu) = Counter(table.name), ([0.0] * len(trace.names) for _ in range(3))
     for name, duration in zip(table.name, table.duration, strict=True):
         cpu[name] += duration
-    launches: Counter[int] = Counter()
-    launch: dict[int, float] = {}
+    launches, works = [0] * len(trace.names), [0] * len(trace.names)
     for call, row in linked.operator.items():
         name = table.name[row]
         launches[name] += 1
-        launch[name] = launch.get(name, 0.0) + trace.calls.duration[call]
-    works: Counter[int] = Counter()
-    gpu: dict[int, float] = {}
-    for call, duration in zip(linked.call, trace.device.duration, strict=True):
-        operator = linked.operator.get(call, NONE)
-        if operator != NONE:
+        launch[name] += trace.calls.duration[call]
+    owners = map(linked.operator.get, linked.call)
+    for operator, duration in zip(owners, trace.device.duration, strict=True):
+        if operator is not None:
             name = table.name[operator]
             works[name] += 1
-            gpu[name] = gpu.get(name, 0.0) + duration
+            gpu[name] += duration
     uses = [
         OperatorUse(
             name=trace.names[name],
             calls=count,
             cpu_microseconds=cpu[name],
             launches=launches[name],
-            launch_microseconds=launch.get(name, 0.0),
+            launch_microseconds=launch[name],
             gpu_operations=works[name],
-            gpu_microseconds=gpu.get(name, 0.0),
+            gpu_microseconds=gpu[name],
         )
         for name, count in calls.items()
     ]

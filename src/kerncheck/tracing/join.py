@@ -151,11 +151,15 @@ def outermost(table: Table, threads: set[int]) -> dict[int, list[Interval]]:
     """Return the intervals of each thread, without most of those that lie inside of the one before."""
     spans: dict[int, list[Interval]] = {thread: [] for thread in threads}
     last = dict.fromkeys(threads, (0.0, 0.0))
+    here, begin, reach = NONE, 0.0, float("inf")  # of the thread of the row before: most rows stay on it
     for place, start, duration in columns(table):
-        outer = last.get(place)
-        if outer is not None and (start + duration > outer[1] or start < outer[0]):
-            last[place] = outer = (start, start + duration)
-            spans[place].append(outer)
+        if place != here:
+            here = place
+            begin, reach = last.get(place, (-float("inf"), float("inf")))
+        end = start + duration
+        if end > reach or start < begin:
+            begin, reach = last[here] = start, end
+            spans[here].append((start, end))
     return spans
 
 

@@ -262,11 +262,12 @@ def idle(found: Context, gaps: Iterable[tuple[float, float, int]]) -> Idle:
 def causes(found: Context, start: float, end: float, launched: float) -> tuple[float, float, float, float]:
     """Split one gap that waited for the host by what the host did: compile, wait for data, catch up, or enqueue."""
     gap = end - start
-    load = bisect.bisect_left(found.loads, start)
-    if load < len(found.loads) and found.loads[load] <= launched:
-        return gap, 0.0, 0.0, 0.0
-    compiling = min(gap, found.compiling.overlap(start, end))
-    data = min(gap - compiling, found.data.overlap(start, end))
+    if found.loads:
+        load = bisect.bisect_left(found.loads, start)
+        if load < len(found.loads) and found.loads[load] <= launched:
+            return gap, 0.0, 0.0, 0.0
+    compiling = min(gap, found.compiling.overlap(start, end)) if found.compiling.starts else 0.0
+    data = min(gap - compiling, found.data.overlap(start, end)) if found.data.starts else 0.0
     rest = gap - compiling - data
     return (compiling, data, rest, 0.0) if waited(found, start) else (compiling, data, 0.0, rest)
 

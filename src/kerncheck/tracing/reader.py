@@ -7,7 +7,6 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
-from itertools import compress
 from math import isfinite
 from operator import attrgetter
 from pathlib import Path
@@ -40,7 +39,7 @@ SETS = ("gpu_memset", "Memset")
 DEVICE = {**dict.fromkeys(KERNELS, 0), **dict.fromkeys(COPIES, 1), **dict.fromkeys(SETS, 2)}
 KERNEL, COPY, SET = 0, 1, 2
 
-KNOWN = {*OPERATORS, *CALLS, *RANGES, *STACKS, *DEVICE}
+KNOWN = (*OPERATORS, *CALLS, *RANGES, *STACKS, *DEVICE)
 NAME, THREAD = attrgetter("name"), attrgetter("pid", "tid")
 EMPTY = Arguments()
 Events = list[Event]
@@ -101,9 +100,13 @@ class Reader:
     def take(self, events: Events) -> None:
         """Add the events of a piece to the columns."""
         self.trace.events += len(events)
-        categories = [event.cat for event in events]
-        for category in set(categories) & KNOWN:
-            group = list(compress(events, map(category.__eq__, categories)))
+        groups: dict[str, Events] = {category: [] for category in KNOWN}
+        others: Events = []
+        for event in events:
+            groups.get(event.cat, others).append(event)
+        for category, group in groups.items():
+            if not group:
+                continue
             if category in OPERATORS:
                 self._add(self.trace.operators, group, "sequence")
             elif category in CALLS:
@@ -123,12 +126,15 @@ class Reader:
             starts, durations = [event.ts for event in group], [event.dur for event in group]
         table.start.fromlist(starts)
         table.duration.fromlist(durations)
-        table.name.extend(map(self._names.__getitem__, map(NAME, group)))
+        names = [*map(self._names.__getitem__, map(NAME, group))]
+        if "" in self._names:
+            self.trace.oddities["events without a name"] += names.count(self._names[""])
+        table.name.fromlist(names)
         return group
 
     def _sound(self, group: Events, starts: list[float], durations: list[float]) -> bool:
         """Tell whether nothing is odd about any of the events."""
-        if not group or [event.ph for event in group].count("X") < len(group) or "" in map(NAME, group):
+        if not group or [event.ph for event in group].count("X") < len(group):
             return False
         if not isfinite(sum(starts)) or not isfinite(sum(durations)):  # one value that is no number makes the sum none
             return False
@@ -142,19 +148,27 @@ class Reader:
         timed = [e for e in complete if -LATEST < e.ts < LATEST and (e.dur < LONGEST or e.dur == ABSENT)]
         odd["events without a usable time"] += len(complete) - len(timed)
         mend_durations(timed, odd)
-        odd["events without a name"] += [event.name for event in timed].count("")
         return timed
 
     def _add(self, table: Table, group: Events, number: str) -> None:
         events = self._timed(table, group)
-        table.place.extend(map(self._threads.__getitem__, map(THREAD, events)))
+        table.place.fromlist(self._places(events))
         self._ids(table, [event.args or EMPTY for event in events], number)
+
+    def _places(self, events: Events) -> list[int]:
+        """Return the number of each event's thread; those of one process are looked up by thread alone."""
+        processes = {event.pid for event in events}
+        if len(processes) != 1:
+            return [*map(self._threads.__getitem__, map(THREAD, events))]
+        process, threads = processes.pop(), [event.tid for event in events]
+        numbers = {thread: self._threads[process, thread] for thread in dict.fromkeys(threads)}
+        return [*map(numbers.__getitem__, threads)]
 
     def _add_device(self, group: Events, kind: int) -> None:
         table, lanes = self.trace.device, self._lanes
         events = self._timed(table, group)
         arguments = [event.args or EMPTY for event in events]
-        table.place.extend(
+        table.place.fromlist(
             [
                 lanes[e.pid if a.device is None else a.device, e.tid if a.stream is None else a.stream]
                 for e, a in zip(events, arguments, strict=True)
