@@ -29,6 +29,7 @@ from kerncheck.model.step import (
     Use,
     Work,
 )
+from kerncheck.model.trace import Idle, Measures
 from kerncheck.report import Report
 from kerncheck.stages import step as stage
 from kerncheck.stages.common import Ask
@@ -436,6 +437,15 @@ def test_slower_than_eager_warns(fused, found):
     assert codes(told) == found
     assert all(item.severity == "warning" for item in told.findings)
     assert told.exit_code == 0
+
+
+def test_what_a_profiler_measured_of_the_step_is_told():
+    measures = Measures(name="step", enqueue_microseconds=3100.0, busy_microseconds=2200.0, idle=Idle(host=400.0))
+    fused = msgspec.structs.replace(FUSED, profile=Profile(seconds=0.1, measures=measures))
+    eager = msgspec.structs.replace(EAGER, profile=Profile(seconds=0.5))
+    (passed,) = the(report(section(fused, eager, evidence="measured", visible=1)), "KC610", "passed")
+    numbers = "profiled: CPU enqueueing 3.1 ms, GPU busy 2.2 ms, GPU waiting for the host 0.4 ms"
+    assert passed.message == f"0.100 s fused, 0.500 s eager; {numbers}"
 
 
 def test_what_is_left_to_fuse_is_a_note():

@@ -230,7 +230,7 @@ def speed(say: Say, step: Step, device: OnDevice) -> Outcome:
     fused, eager = plain_seconds(device.fused), plain_seconds(device.eager)
     if fused is None or eager is None:
         return say.not_judged(subject, "the steps were not timed", required=False)
-    numbers = f"{fused:.3f} s fused, {eager:.3f} s eager"
+    numbers = f"{fused:.3f} s fused, {eager:.3f} s eager{shape(device.fused)}"
     if fused <= eager:
         return say.passed(subject, numbers, step.evidence)
     return say.failed(
@@ -247,3 +247,13 @@ def speed(say: Say, step: Step, device: OnDevice) -> Outcome:
 def plain_seconds(run: Run | Missing | Broken) -> float | None:
     """Return how long one plain step took on the GPU."""
     return run.profile.seconds if isinstance(run, Run) and run.profile else None
+
+
+def shape(run: Run | Missing | Broken) -> str:
+    """Say how host and GPU shared the step, if a profiler saw it; its times hold what the profiler itself costs."""
+    measures = run.profile.measures if isinstance(run, Run) and run.profile else None
+    if measures is None:
+        return ""
+    host, busy = measures.enqueue_microseconds / 1e3, measures.busy_microseconds / 1e3
+    waits = measures.idle.host / 1e3
+    return f"; profiled: CPU enqueueing {host:.1f} ms, GPU busy {busy:.1f} ms, GPU waiting for the host {waits:.1f} ms"
