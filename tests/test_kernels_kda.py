@@ -6,33 +6,27 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "faults"))
 
-from kernel_patches import FAULTS, KDA, STEP, patched
+from kernel_patches import FAULTS, KDA, STEP, apply, patched
+from kernel_trials import found, job_of, judged, observed
 from test_kernels import double, gradchecked
 
 from kerncheck.checks.numerics_rule import margin
-from kerncheck.checks.registry import Case, all_checks
-from kerncheck.judge import judge
-from kerncheck.kernels import cells_of, find_spec
+from kerncheck.kernels import all_specs, cells_of, find_spec
 from kerncheck.kernels.fla_kda import heads
-from kerncheck.model.base import Missing
-from kerncheck.model.job import Job, ModelRequest, RequiredOp
+from kerncheck.model.job import RequiredOp
 from kerncheck.model.numerics import Numerics
-from kerncheck.model.snapshot import Snapshot
-from kerncheck.stages import numerics
-from kerncheck.stages.common import Ask
-from kerncheck.supervise import Supervisor
 
-NOT_SEEN = Missing(reason="not part of this test")
-REQUIRED = (RequiredOp(op=KDA), RequiredOp(op=STEP, training=False))
-MODEL = ModelRequest(name="m", folder="kimi_linear", architecture="M", config={}, required=REQUIRED)
-JOB = Job(profile="ci", device="emulate", model=MODEL, quick=True)
+JOB = job_of(RequiredOp(op=KDA), RequiredOp(op=STEP, training=False))
+
+
+def shorter(case):
+    return {**case, "lengths": [17], "configuration": 3} if case["op"] == KDA else case
 
 
 def test_the_cells_take_the_sizes_of_the_model_and_reach_blocks_and_chunks():
@@ -93,31 +87,10 @@ def test_the_chunked_forms_are_the_recurrence(monkeypatch, large):
     assert (low["o"].double() - truth["o"]).abs().max() < 2e-5
 
 
-def observed(path=""):
-    ask = Ask(job=JOB, catalog=None, environment=NOT_SEEN, devices=NOT_SEEN, timeout=300.0)
-    run = numerics.run_of(ask, ("fp32", "bf16"), "")
-    short = tuple({**case, "lengths": [17], "configuration": 3} if case["op"] == KDA else case for case in run.cases)
-    told = Supervisor(sys.executable).run(
-        replace(run, cases=short, environment={**run.environment, "PYTHONPATH": str(path)})
-    )
-    return Numerics(evidence="emulated", lanes=tuple(numerics.lane(name, told) for name in numerics.lanes_of(told)))
-
-
-def judged(section):
-    checks = [check for check in all_checks() if check.family == "KC4"]
-    outcomes, crashes = judge(Case(JOB, Snapshot(numerics=section), None), checks)
-    assert not crashes
-    return outcomes
-
-
-def found(outcomes):
-    return {(one.code, one.subject) for one in outcomes if one.status == "failed"}
-
-
 @pytest.mark.torch
 def test_healthy_kernels_are_right_as_the_layers_call_them():
-    section = observed()
-    outcomes = judged(section)
+    section = observed(JOB, change=shorter)
+    outcomes = judged(JOB, section)
     assert found(outcomes) == set()
     assert {(one.code, one.subject) for one in outcomes if one.status == "passed"} >= {
         *((code, KDA) for code in ("KC401", "KC402", "KC403", "KC404", "KC405", "KC406", "KC408", "KC411")),
@@ -131,15 +104,14 @@ def test_healthy_kernels_are_right_as_the_layers_call_them():
 
 @pytest.mark.torch
 def test_one_wrong_line_in_each_is_found_in_both_lanes_for_its_cause(tmp_path):
-    root = patched(tmp_path, "kda loses its last decay in dg")
-    step = FAULTS["kda step does not decay"]
-    target = root / "fla" / step.file
-    text = target.read_text()
-    assert text.count(step.old) == 1
-    target.write_text(text.replace(step.old, step.new))
-    section = observed(root)
+    root = apply(patched(tmp_path, "kda loses its last decay in dg"), "kda step does not decay")
+    section = observed(JOB, root, shorter)
     for lane in section.lanes:
-        outcomes = judged(Numerics(evidence="emulated", lanes=(lane,)))
+        outcomes = judged(JOB, Numerics(evidence="emulated", lanes=(lane,)))
         assert found(outcomes) == {("KC402", KDA), ("KC401", STEP)}, lane.name
         (gradient,) = (one for one in outcomes if one.code == "KC402" and one.status == "failed")
         assert gradient.message == "dg wrong; dq, dk, dv, dbeta right"
+
+
+def test_every_fault_sits_in_an_op_that_is_described():
+    assert {fault.op for fault in FAULTS.values()} <= {spec.id for spec in all_specs()}

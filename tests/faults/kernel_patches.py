@@ -13,6 +13,9 @@ from fla_patches import Fault
 
 KDA = "fla.ops.kda:chunk_kda"
 STEP = "fla.ops.kda:fused_recurrent_kda"
+NORM = "liger_kernel.ops:LigerRMSNormFunction"
+SWIGLU = "liger_kernel.ops:LigerSiLUMulFunction"
+ENTROPY = "liger_kernel.ops:LigerCrossEntropyFunction"
 
 FAULTS: dict[str, Fault] = {
     "kda scale 1.01": Fault(
@@ -55,6 +58,60 @@ FAULTS: dict[str, Fault] = {
         "            b_h *= 1.0\n",
         "fused_recurrent_kda_fwd_kernel",
     ),
+    "liger norm without its projection in dx": Fault(
+        NORM,
+        "ops/rms_norm.py",
+        "        dX_row += (rstd_row) * (-(1 / n_cols) * rstd_row * rstd_row * tl.sum(m * X_row, axis=0) * X_row)\n",
+        "",
+        "_rms_norm_backward_kernel",
+    ),
+    "liger norm ignores the offset": Fault(
+        NORM,
+        "ops/rms_norm.py",
+        "        Y_row = X_row * (offset + W_row)\n",
+        "        Y_row = X_row * W_row\n",
+        "_rms_norm_forward_kernel",
+    ),
+    "liger norm eps 1e-5": Fault(
+        NORM,
+        "ops/rms_norm.py",
+        "    rstd = rsqrt(mean_square + eps)\n\n    # We can save time by caching rms with minimal memory overhead\n"
+        "    # because rms is much smaller compared to X_row, as rms is for each row.\n"
+        "    # However, on the computation side, it can save 4 operations (*, sum, /, sqrt).\n"
+        "    tl.store(rstd_base, rstd)\n",
+        "    rstd = rsqrt(mean_square + 1e-5)\n    tl.store(rstd_base, rstd)\n",
+        "_rms_norm_forward_kernel",
+    ),
+    "liger swiglu with another activation": Fault(
+        SWIGLU,
+        "ops/swiglu.py",
+        "    return x * tl.sigmoid(x)\n",
+        "    return x * tl.sigmoid(1.1 * x)\n",
+        "_swiglu_forward_kernel",
+    ),
+    "liger swiglu swaps its gradients": Fault(
+        SWIGLU, "ops/swiglu.py", "        return a, b, None, None\n", "        return b, a, None, None\n"
+    ),
+    "liger entropy counts ignored targets": Fault(
+        ENTROPY,
+        "ops/cross_entropy.py",
+        "    n_non_ignore = target_mask.sum().item()\n",
+        "    n_non_ignore = target.numel()\n",
+    ),
+    "liger entropy loses the target's gradient": Fault(
+        ENTROPY,
+        "ops/cross_entropy.py",
+        "            dx_y += -(1 - label_smoothing)\n",
+        "",
+        "liger_cross_entropy_kernel",
+    ),
+    "liger entropy writes no gradient of the last word": Fault(
+        ENTROPY,
+        "ops/cross_entropy.py",
+        "            tl.store(X_ptr + X_offsets, X_block, mask=X_offsets < n_cols)\n",
+        "            tl.store(X_ptr + X_offsets, X_block, mask=X_offsets < n_cols - 1)\n",
+        "liger_cross_entropy_kernel",
+    ),
 }
 
 
@@ -68,10 +125,16 @@ def installed(package: str) -> Path:
 
 def patched(folder: Path, name: str) -> Path:
     """Copy the fault's package into ``folder``, apply the fault, and return the path for PYTHONPATH."""
-    fault, root = FAULTS[name], folder / "patched"
-    package = fault.op.partition(".")[0]
+    package = FAULTS[name].op.partition(".")[0]
+    root = folder / "patched"
     shutil.copytree(installed(package), root / package, ignore=shutil.ignore_patterns("__pycache__"))
-    target = root / package / fault.file
+    return apply(root, name)
+
+
+def apply(root: Path, name: str) -> Path:
+    """Apply a fault to a copy that lies under ``root`` already; return ``root``."""
+    fault = FAULTS[name]
+    target = root / fault.op.partition(".")[0] / fault.file
     text = target.read_text()
     assert text.count(fault.old) == 1, f"{name}: the text to change is {text.count(fault.old)} times in {target}"
     target.write_text(text.replace(fault.old, fault.new))

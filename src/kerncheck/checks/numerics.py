@@ -223,11 +223,7 @@ def kernels_launched(case: Case, say: Say) -> Iterator[Outcome]:
         Look for what redirects the op: FLA_* variables, another dispatch backend, a patched package. Then verify again.
     """
     for op in ops(case):
-        idle = [
-            (lane, cell, "forward" if not cell.launched_forward else "backward")
-            for lane, cell in op.compared
-            if not cell.launched_forward or (cell.backward == "ok" and not cell.launched_backward)
-        ]
+        idle = [(lane, cell, op.idle_way(cell)) for lane, cell in op.compared if op.idle_way(cell)]
         if not op.compared:
             continue
         if idle:

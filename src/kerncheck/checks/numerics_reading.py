@@ -126,9 +126,14 @@ class Op:
     @property
     def launched(self) -> bool:
         """Whether the op's kernels ran in every compared cell, and in its backward where it has one."""
-        return all(
-            cell.launched_forward and (cell.launched_backward or cell.backward != "ok") for _, cell in self.compared
-        )
+        return not any(self.idle_way(cell) for _, cell in self.compared)
+
+    def idle_way(self, cell: Cell) -> str:
+        """Return which of forward and backward launched no kernel in a cell and should have, or nothing."""
+        if not cell.launched_forward:
+            return "forward"
+        needed = self.spec.backward_launches and cell.backward == "ok"
+        return "backward" if needed and not cell.launched_backward else ""
 
     @property
     def where(self) -> str:

@@ -1,9 +1,11 @@
 """Repairs to Triton's interpreter, so that real kernels compute on a CPU what they compute on a GPU.
 
-The interpreter (``TRITON_INTERPRET=1``) runs kernels with numpy. Five things are wrong in it for us:
+The interpreter (``TRITON_INTERPRET=1``) runs kernels with numpy. Seven things are wrong in it for us:
 
 - the autotuner benchmarks, and there is no device to time on: ``choose_without_timing``;
-- a loop counter of a compiled kernel answers ``.to(dtype)``, a plain int does not: ``LoopIndex``;
+- a loop counter and a scalar argument of a compiled kernel answer ``.to(dtype)``, plain numbers do not (Liger's kernels
+  ask it of their eps): ``LoopIndex``, ``ScalarArgument``;
+- functions of the device library are empty, and answer None (Liger's RMS norm takes ``rsqrt`` from there): ``library``;
 - every call of a device function scans all of ``triton.language`` for something to patch, which takes 40 % of the time
   of a delta rule and finds nothing, since the launch around it has patched: ``PatchOnce``;
 - a comparison keeps the type of its operands, so that a scalar one, once broadcast, is an int32 mask that loads refuse
@@ -52,6 +54,16 @@ class LoopIndex(int):
         return interpreter.interpreter_semantic.to_tensor(int(self), False).to(dtype)  # noqa: FBT003
 
 
+class ScalarArgument(float):
+    """A float argument that answers ``.to(dtype)``, as those of compiled kernels do; a plain number otherwise."""
+
+    def to(self, dtype: Any, *_args: Any, **_kwargs: Any) -> Any:
+        """Return the argument as a Triton scalar of this dtype."""
+        from triton.runtime import interpreter
+
+        return interpreter.interpreter_semantic.to_tensor(float(self), False).to(dtype)  # noqa: FBT003
+
+
 class LoopRange(Sequence[int]):
     """Python's ``range``, with counters that kernels can cast. Host code of the same module sees it too."""
 
@@ -89,6 +101,7 @@ def check_parts(interpreter: Any) -> None:
         for part in parts
         if not hasattr(getattr(interpreter, holder, None), part)
     ]
+    lost += [] if hasattr(interpreter, "_implicit_cvt") else ["_implicit_cvt"]
     if lost:
         raise DeviceUnusableError(f"Triton's interpreter has no {', '.join(lost)}: it is not the one that we repair")
 
@@ -202,6 +215,26 @@ def truth(interpreter: Any) -> None:
     interpreter.InterpreterBuilder.binary_op = binary_op
 
 
+def scalars(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a replacement for ``_implicit_cvt``, which hands arguments to a kernel, that lets floats be cast."""
+
+    def converted(argument: Any) -> Any:
+        return ScalarArgument(argument) if type(argument) is float else original(argument)
+
+    return converted
+
+
+def library() -> None:
+    """Give the device library's ``rsqrt`` a body: that of Triton's own. Kernels import it by name, so before them."""
+    import triton.language as tl
+    from triton.language.extra import libdevice
+
+    def rsqrt(x: Any, _semantic: Any = None) -> Any:
+        return tl.math.rsqrt(x)
+
+    libdevice.rsqrt = rsqrt
+
+
 def choose_without_timing() -> None:
     """Make the autotuner take a configuration instead of timing all of them."""
     from triton.runtime import autotuner
@@ -225,6 +258,8 @@ def repair() -> str:
         interpreter.range = LoopRange
         choose_without_timing()
         truth(interpreter)
+        library()
+        interpreter._implicit_cvt = scalars(interpreter._implicit_cvt)  # noqa: SLF001
         once = PatchOnce(interpreter)
         interpreter._patch_lang = once.patch  # noqa: SLF001
         interpreter.GridExecutor.__call__ = once.launch(interpreter.GridExecutor.__call__)

@@ -25,6 +25,7 @@ class OpSpec:
     packages that it cannot work without. ``file`` is the module under ``kerncheck.kernels`` that declares it,
     ``code`` the child-side one that calls it, and ``form`` the kind of computation, which decides reference and cells.
     ``unordered`` names gradients whose sums the kernel adds up in any order, so that they differ from run to run.
+    ``backward_launches`` is False where the forward computes the gradient already, and a backward may launch nothing.
     Of an op that a plug-in describes, ``plugin`` is its name, ``code`` the full name of the module, and ``own_cells``
     its cells by device.
     """
@@ -42,6 +43,7 @@ class OpSpec:
     code: str
     extension: str = ""
     unordered: tuple[str, ...] = ()
+    backward_launches: bool = True
     plugin: str = ""
     own_cells: Mapping[str, tuple[CellPlan, ...]] = field(default_factory=dict)
 
