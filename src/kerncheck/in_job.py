@@ -1,12 +1,14 @@
 """The guard for the process that trains: judge the seams of a live model, in this very process.
 
 A clean process and the one that trains can differ: a seam is bound once, when the modelling code is imported, so import
-order, a hidden package, a patch or a stale cache decide. The rules and the words are those of KC301, KC304 and KC305.
+order, a hidden package, a patch or a stale cache decide. The rules and the words are those of KC301, KC304, KC305, and
+of KC311 for modules that Liger patches.
 Only bindings are judged here: nothing is run, no GPU is needed, and nothing is changed.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -17,6 +19,8 @@ from kerncheck.catalog import Catalog
 from kerncheck.checks.registry import Case
 from kerncheck.checks.seams import eager_binding, no_seam, unreadable
 from kerncheck.checks.seams_common import NAMED_BY_THE_CALLER
+from kerncheck.checks.seams_patches import patched_modules
+from kerncheck.compat import liger_patches
 from kerncheck.compat import transformers_seams as found
 from kerncheck.compat.seam_reasons import explained
 from kerncheck.judge import judge
@@ -27,7 +31,7 @@ from kerncheck.model.seams import Bindings, Seams
 from kerncheck.model.snapshot import Snapshot
 from kerncheck.models import required_ops
 
-CHECKS = (eager_binding, no_seam, unreadable)
+CHECKS = (eager_binding, no_seam, unreadable, patched_modules)
 NOTHING_RUN = Missing(reason="the guard runs nothing")
 
 RECURRENT_PARAMETERS = ("A_log", "dt_bias")
@@ -50,7 +54,8 @@ def guard(model: Any, *, training: bool = True, required: Iterable[str] | None =
     """Return what was judged and is right; raise where a needed op would run its eager reference in this process.
 
     ``model`` is a live model (wrapped ones too). ``required`` names ops (``module:name``) that are needed; without it
-    they follow from the kinds of the model's layers. Call it after the model is built, before the first step.
+    they follow from the kinds of the model's layers. Call it after the model is built, before the first step. Modules
+    that Liger was applied to too late are worth a UserWarning.
 
     Raises:
         FallbackError: a needed op is bound to its eager reference, or its seam was replaced.
@@ -67,7 +72,10 @@ def guard(model: Any, *, training: bool = True, required: Iterable[str] | None =
     outcomes, crashes = judge(Case(job, Snapshot(job=job, seams=seams), known), CHECKS)
     if crashes:
         raise NotJudgedError(f"kerncheck itself failed: {crashes[0].message}", ())
-    refuse(outcomes)
+    refuse(tuple(outcome for outcome in outcomes if outcome.severity == "error"))
+    late = tuple(outcome for outcome in outcomes if outcome.status == "failed")
+    if late:
+        warnings.warn(told("a patch does not reach this model", late), stacklevel=2)
     return tuple(outcome for outcome in outcomes if outcome.status in ("passed", "not_applicable"))
 
 
@@ -156,6 +164,7 @@ def bindings_of(model: Any, request: ModelRequest) -> Bindings | Missing:  # noq
             "module": ", ".join(module.__name__ for module in modules) or type(model).__module__,
             "layer_types": request.layer_types,
             "bindings": explained(found.seams_of(modules), root_only=mechanism["root_only"]),
+            "patches": liger_patches.patches_of(model),
         },
         Bindings,
     )

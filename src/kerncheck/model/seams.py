@@ -69,10 +69,25 @@ class AttentionPackages(Frozen):
     cached: bool = False
 
 
+class ModulePatch(Frozen):
+    """What a kernel package did to the modules of one class: ``target`` is what replaces it, ``modules`` how many.
+
+    class: they are of the package's class. forward: their forward was replaced. missed: their class was replaced after
+    they were built, and they run their own code.
+    """
+
+    package: str
+    name: str
+    target: str
+    how: Literal["class", "forward", "missed"]
+    modules: int
+
+
 class Bindings(Frozen, tag="bound", tag_field="kind"):
     """The modelling code, imported in a clean child as the environment is. ``torch_gpu`` is torch's CUDA or HIP.
 
     ``believed`` says that the flags of an older transformers were told of a GPU that this machine does not have.
+    ``patches`` are those of the live model in the user's own process (kerncheck.guard).
     """
 
     transformers: str
@@ -87,6 +102,7 @@ class Bindings(Frozen, tag="bound", tag_field="kind"):
     torch: str = ""
     torch_gpu: str = ""
     attention: AttentionPackages = AttentionPackages()
+    patches: tuple[ModulePatch, ...] = ()
 
 
 class Error(Frozen):
@@ -134,7 +150,7 @@ class Entered(Frozen, tag="entered", tag_field="kind"):
 
     ``layer_types`` are those of the built model; ``shrunk`` maps a field to [real, built]; ``asked`` is the attention
     that transformers settled on; ``standins`` are the compiled ops that the device cannot run and that an eager
-    stand-in of ours replaced; ``problem`` ended the run.
+    stand-in of ours replaced; ``patches`` what kernel packages did to its modules; ``problem`` ended the run.
     """
 
     phase: Phase
@@ -149,6 +165,7 @@ class Entered(Frozen, tag="entered", tag_field="kind"):
     standins: tuple[str, ...] = ()
     shrunk: dict[str, tuple[str, str]] = {}
     notes: tuple[str, ...] = ()
+    patches: tuple[ModulePatch, ...] = ()
     problem: Error | None = None
     seconds: float = 0.0
 

@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from kerncheck.compat import flag_seams
+from kerncheck.compat import flag_seams, liger_patches
 from kerncheck.compat import transformers_seams as found
 from kerncheck.compat.seam_calls import Record, recording
 from kerncheck.compat.seam_reasons import explained
@@ -130,6 +130,7 @@ def entered(phase: str, state: State) -> dict[str, Any]:
         "standins": list(state["scene"].standins),
         "shrunk": {name: [str(value) for value in pair] for name, pair in built.shrunk.items()},
         "notes": built.notes,
+        "patches": liger_patches.patches_of(built.model),
         "problem": problem,
         "seconds": round(time.monotonic() - started, 2),
     }
