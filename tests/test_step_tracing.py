@@ -319,7 +319,7 @@ def test_an_exception_after_the_recording_keeps_it():
 def test_an_existing_file_is_kept(tmp_path):
     path = tmp_path / "trace.json.gz"
     path.write_text("precious")
-    with pytest.raises(FileExistsError, match="overwrite"):
+    with pytest.raises(FileExistsError, match="would be overwritten"):
         kerncheck.step_trace(llama(), **SHORT, path=path)
     assert path.read_text() == "precious"
     with kerncheck.step_trace(llama(), **SHORT, path=path, overwrite=True) as trace:

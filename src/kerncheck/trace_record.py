@@ -31,6 +31,7 @@ NO_GPU = (
     "no GPU is here, and nothing was recorded: run it on the node; --device emulate records a trace of the CPU alone, "
     "which shows no kernel and proves nothing about a GPU"
 )
+CAUSE = "kerncheck verify --model looks for the cause"
 EMULATED_LIMIT = 600.0
 """Seconds, where none are given: a step takes 11 s in Triton's interpreter on two cores, and there are several."""
 
@@ -89,10 +90,9 @@ def recorded(given: Given, job: Job, kept: Kept) -> Recorded:
     run = run_of(given, job, device, kept.temporary)
     answer = observed(lambda supervisor: supervisor.run(run), given).cases[0]
     if not isinstance(answer, dict):
-        told = f"the steps could not be recorded ({why(answer)}); kerncheck verify --model looks for the cause"
-        return Recorded(Missing(reason=told), {})
+        return Recorded(Missing(reason=f"the steps could not be recorded ({why(answer)}); {CAUSE}"), {})
     if answer["missing"]:
-        return Recorded(Missing(reason=f"nothing was recorded: {answer['missing']}"), {})
+        return Recorded(Missing(reason=f"nothing was recorded: {answer['missing']}; {CAUSE}"), {})
     try:
         file = kept.keep()
     except OSError as error:

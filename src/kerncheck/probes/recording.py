@@ -80,7 +80,7 @@ class Recording:
         if profiler is not None:
             try:
                 profiler.__exit__(None, None, None)
-            except RuntimeError as error:
+            except Exception as error:
                 self.reason = self.reason or failed(error)
 
     def _begin(self) -> None:
@@ -95,12 +95,12 @@ class Recording:
         steps = torch.profiler.schedule(wait=0, warmup=self.schedule.warmup, active=self.schedule.active, repeat=1)
         profiler = torch.profiler.profile(activities=activities, schedule=steps, on_trace_ready=self._ready)
         try:
+            self._ranges.hook()
             profiler.start()
-        except RuntimeError as error:
-            self.reason = failed(error)
+        except Exception as error:
+            self._drop(failed(error))
             return
         self._profiler = profiler
-        self._ranges.hook()
 
     def _advance(self) -> None:
         import torch
@@ -112,7 +112,7 @@ class Recording:
             return
         try:
             self._profiler.step()
-        except (RuntimeError, OSError) as error:
+        except Exception as error:  # a profiler that fails must not end the loop that it watches
             self._drop(failed(error))
             return
         if self.calls == self.schedule.last:
