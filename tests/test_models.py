@@ -221,7 +221,8 @@ for name in sys.argv[1:]:
     config = CONFIG_MAPPING[name](**CHANGES.get(name, {})).get_text_config()
     real = models.layer_types(config)
     folder = type(config).__module__.split(".")[2]
-    fields = {**config.to_dict(), "model_type": config.model_type, "auto_map": {"AutoModel": "evil--code"}}
+    saved = json.loads(config.to_json_string(use_diff=False))  # as a config.json has it: infinity is a dict there
+    fields = {**saved, "model_type": config.model_type, "auto_map": {"AutoModel": "evil--code"}}
     if name in ("mamba", "mamba2"):
         fields.pop("layer_types", None)
     built = models.build(

@@ -185,6 +185,21 @@ def test_a_follower_knows_the_layer_and_lets_go():
     assert not any(layer._forward_pre_hooks for layer in model.layers)
 
 
+def test_a_copied_call_keeps_the_strides_that_decide_what_an_op_copies():
+    """Kimi Linear passes slices of one projection: alone on contiguous ones, KDA seemed to copy less (KC603)."""
+    import torch
+
+    from kerncheck.probes.step import detached
+
+    whole = torch.randn(2, 6, 9, requires_grad=True)
+    part, spread = whole.split(3, dim=-1)[1], torch.ones(1).expand(4)
+    (copied, other), named = detached(((part, spread), {"scale": 2.0}))
+    assert (copied.stride(), copied.requires_grad, copied.is_leaf) == (part.stride(), True, True)
+    assert torch.equal(copied, part)
+    assert copied.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr()
+    assert (other.tolist(), named) == ([1.0] * 4, {"scale": 2.0})
+
+
 # Two runs that never met
 
 

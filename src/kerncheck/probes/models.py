@@ -33,6 +33,7 @@ __all__ = [
 REPLACED = ("auto_map", "quantization_config", "torch_dtype", "dtype", "transformers_version", "architectures")
 """Fields of a config.json that name code to download, or that decide weights and dtype, which the caller decides."""
 
+SPECIAL_FLOATS = ("Infinity", "-Infinity", "NaN")
 LARGEST_ON_CPU = 500_000_000
 """Parameters. 2 GB in float32, and as much again for gradients: more does not fit on a small runner."""
 
@@ -87,7 +88,7 @@ def build(
 
 def usable_fields(given: dict[str, Any], place: str, attention: str | None) -> tuple[dict[str, Any], list[str]]:
     """Return the configuration's fields without those that we must not follow, and a note for each of these."""
-    fields = {name: value for name, value in given.items() if name not in REPLACED}
+    fields = {name: decoded(value) for name, value in given.items() if name not in REPLACED}
     notes = []
     if "auto_map" in given:
         notes.append("auto_map ignored: kerncheck never runs remote code, the model is built from transformers itself")
@@ -99,6 +100,14 @@ def usable_fields(given: dict[str, Any], place: str, attention: str | None) -> t
     elif asked is not None:
         fields["attn_implementation"] = asked
     return fields, notes
+
+
+def decoded(value: Any) -> Any:
+    """Return a value with floats where transformers 5 saves what JSON has no word for: {"__float__": "Infinity"}."""
+    if isinstance(value, dict):
+        special = value.get("__float__") if len(value) == 1 else None
+        return float(special) if special in SPECIAL_FLOATS else {name: decoded(item) for name, item in value.items()}
+    return [decoded(item) for item in value] if isinstance(value, list) else value
 
 
 def resolve(request: dict[str, Any], fields: dict[str, Any]) -> tuple[Any, Any]:

@@ -226,13 +226,20 @@ def keep(seen: Seen, use: Use, given: Any, result: Any) -> None:
 
 
 def detached(given: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Copy a call's arguments as leaves that ask for gradients where the originals did."""
+    """Copy a call's arguments as leaves that ask for gradients where the originals did.
+
+    Strides stay: an op that makes its inputs contiguous copies slices of a projection (Kimi Linear), and alone it must
+    be seen to do so too. Of an expanded tensor, whose elements share memory, the copy is a plain one.
+    """
     import torch
 
     def copied(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        return value.detach().clone().requires_grad_(value.requires_grad)
+        if 0 in value.stride():
+            return value.detach().clone().requires_grad_(value.requires_grad)
+        alike = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+        return alike.copy_(value.detach()).requires_grad_(value.requires_grad)
 
     args, kwargs = given
     return tuple(copied(value) for value in args), {name: copied(value) for name, value in kwargs.items()}
