@@ -182,7 +182,12 @@ def by_time(linked: Linked, missing: list[int]) -> None:
     undecided = []
     for row in missing:
         place, time = calls.place[row], calls.start[row]
-        found = innermost(operators, rows[place], bisect.bisect_right(starts[place], time) - 1, time)
+        begun, ordered = starts[place], rows[place]
+        at = bisect.bisect_right(begun, time) - 1
+        if at > 0 and begun[at] != begun[at - 1] and begun[at] + operators.duration[ordered[at]] >= time:
+            linked.operator[row] = ordered[at]  # mostly the operator that began last, alone at its time
+            continue
+        found = innermost(operators, ordered, at, time)
         if found >= 0:
             linked.operator[row] = found
         elif found == UNDECIDED and merged[place].covers(time):
@@ -246,11 +251,10 @@ def join_backward(linked: Linked) -> None:
         start = operators.start[row]
         linked.engine.add(operators.place[row], start, start + operators.duration[row], row)
     linked.engine.sort()
-    around = linked.engine.around
-    for row in set(linked.call) - {NONE}:
-        found = around(calls.place[row], calls.start[row])
-        if found != NONE:
-            linked.node[row] = found
+    owners = list(set(linked.call) - {NONE})
+    places, times = map(calls.place.__getitem__, owners), map(calls.start.__getitem__, owners)
+    around = linked.engine.all_around(places, times)
+    linked.node = {row: found for row, found in zip(owners, around, strict=True) if found != NONE}
     first = first_of(operators)
     for row in nodes:
         origin = first.get(operators.number[row], NONE)

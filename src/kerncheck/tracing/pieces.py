@@ -103,7 +103,7 @@ class Pieces:
         """Return how many bytes the whole events at the start of the buffer take, and them, decoded; or 0, None."""
         for end, cut in guesses(buffer):
             try:
-                return cut, self._decode(b"[" + buffer[:end] + b"]")
+                return cut, self._decode(b"".join((b"[", memoryview(buffer)[:end], b"]")))
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 continue
         end, cut = last_whole(buffer)
