@@ -2,10 +2,10 @@
 
     python benchmarks/model_folders.py [--only qwen3_next,mamba2] [--page docs/model-folders.md]
 
-A folder's configuration is the one that its class makes without arguments (``CHANGES`` where that one has no layer with a
-seam, or cannot be built), saved as transformers saves it. `kerncheck verify` shrinks it and judges seams, packing and one
-training step on the emulated device; then the seams once more with each package made to fail on import. The table is
-what came of it, not what should have.
+A folder's configuration is the one that its class makes without arguments (``CHANGES`` where that one has no layer with
+a seam, or cannot be built), saved as transformers saves it. `kerncheck verify` shrinks it and judges seams, packing and
+one training step on the emulated device; then the seams once more with each package made to fail on import. The table
+is what came of it, not what should have.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ ABOUT = """# Model folders
 
 Made by `python benchmarks/model_folders.py --page FILE` on {date}: transformers {transformers}, torch {torch}, triton
 {triton}, flash-linear-attention {fla}; no causal-conv1d and no mamba-ssm (they have no build for a CPU: the first is
-replaced by a labelled stand-in, the second by nothing, so the eager reference runs there and the verdict stays open, exit
-3). Each row is the default configuration of the folder's class, shrunk; **bold** are findings. "Each package broken": its
-import raises on purpose; what KC301 said then.
+replaced by a labelled stand-in, the second by nothing, so the eager reference runs there and the verdict stays open,
+exit 3). Each row is the default configuration of the folder's class, shrunk; **bold** are findings. "Each package
+broken": its import raises on purpose; what KC301 said then.
 """
 
 
