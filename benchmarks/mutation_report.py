@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
+
+import nulls
 
 PAGE = Path(__file__).parents[1] / "docs" / "detection.md"
 KINDS = ("killed", "survived", "equivalent")
@@ -22,9 +25,8 @@ both lanes, and silent in step and packing.
 def write(rows: list[dict[str, Any]], sample: dict[str, Any]) -> None:
     """Write the page."""
     head = HEAD.format(count=len(sample["mutants"]), sites=sample["sites"], seed=sample["seed"])
-    PAGE.write_text(
-        head + "\n".join([*totals(rows, sample), "", *by_operator(rows), "", *by_stage(rows), "", *rest(rows)]) + "\n"
-    )
+    parts = (totals(rows, sample), by_operator(rows), by_stage(rows), healthy(), rest(rows))
+    PAGE.write_text(head + "\n\n".join("\n".join(part) for part in parts) + "\n")
 
 
 def totals(rows: list[dict[str, Any]], sample: dict[str, Any]) -> list[str]:
@@ -60,6 +62,22 @@ def by_stage(rows: list[dict[str, Any]]) -> list[str]:
     count = Counter(row["by"] for row in rows if row["status"] == "killed")
     stages = ("quick", "fp32", "bf16", "step", "packing")
     return ["Found first by: " + ", ".join(f"{name} {count[name]}" for name in stages) + "."]
+
+
+def healthy() -> list[str]:
+    """Return what healthy kernels need of the constants, from benchmarks/nulls.json."""
+    data = json.loads(nulls.DATA.read_text())
+    versions = ", ".join(f"{name} {version}" for name, version in data["versions"].items())
+    return [
+        "## Healthy kernels",
+        "",
+        f"Measured on {data['date']} with {versions}",
+        "(`benchmarks/nulls.py`). A run is one op in one lane on seeds of its own, as `verify` judges it:",
+        f"{nulls.runs(data)} held-out runs, on seeds that no constant was chosen on. *Needed* is the smallest constant",
+        "with which the worst tensor would still be right; a margin above 1 would be an alarm.",
+        "",
+        *nulls.table(data),
+    ]
 
 
 def rest(rows: list[dict[str, Any]]) -> list[str]:
