@@ -5,6 +5,7 @@ The traces are made as a GPU would make them (tests/trace_maker.py): the host en
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -552,6 +553,28 @@ def test_offenders_name_the_class_of_module(tmp_path):
     (note,) = [one for one in report.of("note") if one.code == "KC630"]
     assert note.subject == "Qwen3_5RMSNorm (forward)"
     assert "12 chains of up to 3 small kernels in 3 of 3 modules" in note.message
+
+
+@pytest.mark.parametrize(("inside", "module"), [(True, "LlamaMLP"), (False, "LlamaRMSNorm")])
+def test_a_recomputation_belongs_to_the_module_that_runs_again(tmp_path, inside, module):
+    """Checkpointing runs modules again inside of a backward node; without that, a node is its forward operator's."""
+
+    def chains(maker, layers):
+        for layer in range(layers):
+            number = maker.ids
+            with ranged(maker, f"kc::layers.{layer}.norm::LlamaRMSNorm"), maker.op("Op", **{"Sequence number": number}):
+                maker.now += 1.0
+            with maker.backward("OpBackward", number), ranged(maker, f"kc::layers.{layer}.mlp::LlamaMLP", there=inside):
+                for _ in range(3):
+                    maker.run("aten::mul", ELEMENTWISE, 3.0)
+
+    report = judged(tmp_path, steps(chains))
+    subjects = [one.subject for one in report.of("note") if one.code == "KC630"]
+    assert subjects == [f"{module} (backward)"]
+
+
+def ranged(maker, name, *, there=True):
+    return maker.spanning("user_annotation", name) if there else contextlib.nullcontext()
 
 
 def test_what_is_odd_is_noted(tmp_path):

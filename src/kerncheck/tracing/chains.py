@@ -32,11 +32,15 @@ class Chained:
 
 
 class Modules:
-    """Finds the module that a call belongs to: its own in forward, that of the forward operator in backward."""
+    """Finds the module that a call belongs to: its own in forward, that of the forward operator in backward.
+
+    What runs inside of a backward node in a module of its own is that module's: a recomputation (checkpointing).
+    """
 
     def __init__(self, linked: Linked) -> None:
         self._linked = linked
         self._names: list[str] = []
+        self._starts: list[float] = []
         self._finder = Finder()
         trace = linked.trace
         self._add(trace.modules, {*range(len(trace.names))})
@@ -50,6 +54,7 @@ class Modules:
                 start = table.start[row]
                 self._finder.add(table.place[row], start, start + table.duration[row], len(self._names))
                 self._names.append(self._linked.trace.names[name])
+                self._starts.append(start)
 
     def __bool__(self) -> bool:
         """Tell whether the trace names any module."""
@@ -60,11 +65,12 @@ class Modules:
         linked = self._linked
         if call == NONE:
             return ""
-        table, row = linked.trace.calls, call
-        if call in linked.node:
-            row = linked.forward.get(linked.node[call], NONE)
-            table = linked.trace.operators
-        found = self._finder.around(table.place[row], table.start[row]) if row != NONE else NONE
+        calls, operators = linked.trace.calls, linked.trace.operators
+        found = self._finder.around(calls.place[call], calls.start[call])
+        node = linked.node.get(call, NONE)
+        if node != NONE and (found == NONE or self._starts[found] < operators.start[node]):
+            row = linked.forward.get(node, NONE)
+            found = self._finder.around(operators.place[row], operators.start[row]) if row != NONE else NONE
         return self._names[found] if found != NONE else ""
 
 
