@@ -79,8 +79,8 @@ class Op:
 
     @cached_property
     def compared(self) -> tuple[tuple[Lane, Cell], ...]:
-        """The cells whose numbers were compared, without those that only looked for leaks."""
-        return tuple((lane, cell) for lane, cell in self.cells if not cell.cuts)
+        """The cells whose numbers were compared with the truth: not those that looked for leaks, or at contexts."""
+        return tuple((lane, cell) for lane, cell in self.cells if not cell.cuts and not cell.contexts)
 
     @cached_property
     def sightings(self) -> tuple[Sighting, ...]:

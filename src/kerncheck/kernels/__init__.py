@@ -58,6 +58,11 @@ class OpSpec:
         return self.id.partition(":")[2]
 
     @property
+    def in_torch(self) -> bool:
+        """Whether torch itself brings it: nothing of its own to import, to hide or to look into."""
+        return self.import_name == "torch"
+
+    @property
     def runs_emulated(self) -> bool:
         """Whether Triton's interpreter can run it: compiled CUDA code cannot run without a GPU."""
         return self.library == "triton"
@@ -70,7 +75,8 @@ class CellPlan:
     ``lengths``: one length makes a batch of all seeds; several are packed sequences (``cu_seqlens``, ``seq_idx``).
     ``seeds`` are pooled. ``sizes`` are head and channel numbers. ``upstream`` is how the gradient reaches the outputs
     (``random``, ``sum``, ``cat``). ``cuts``: instead of errors, look for outputs that change when every token from
-    there on is changed. ``repeats``: runs that must give the same bits. ``wide``: more seeds for the eager yardstick.
+    there on is changed. ``contexts``: instead of errors, compare with runs as jobs have them (``_contexts.py``).
+    ``repeats``: runs that must give the same bits. ``wide``: more seeds for the eager yardstick.
     ``quick``: part of a quick run, with the lengths ``short`` if there are any. ``lanes`` are those that run it (empty:
     all), ``configuration`` the index of the autotune configuration in emulation.
     """
@@ -84,6 +90,7 @@ class CellPlan:
     upstream: str = "random"
     initial_state: bool = False
     cuts: tuple[int, ...] = ()
+    contexts: tuple[str, ...] = ()
     repeats: int = 0
     wide: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)

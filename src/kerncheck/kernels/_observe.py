@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kerncheck.kernels import _errors
+from kerncheck.kernels import _contexts, _errors
 from kerncheck.kernels._forms import Form, Plan, Tensors
 from kerncheck.kernels._fused import Fused, Run, Zeroed, eager_run, poisoned
 from kerncheck.kernels._precision import Round
@@ -194,6 +194,8 @@ def cell(form: Form, function: Any, plan: Plan, device: Any) -> dict[str, Any]:
     fused = Fused(form, function, device)
     if plan["cuts"]:
         return {"leaks": leaks(fused, inputs, plan)}
+    if plan["contexts"]:
+        return {"contexts": _contexts.observed(fused, inputs, plan, weights)}
     run = fused.all(inputs, plan, weights)
     truth, natural = truth_of(form, inputs, plan, weights)
     eagers = eager_runs(form, inputs, plan, weights, dtype)

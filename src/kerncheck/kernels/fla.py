@@ -68,6 +68,13 @@ SILU = {"activation": True}
 WIDE = 12  # further seeds for the eager yardstick (see kernels/_observe.py)
 AS_TRAINED = {"states": False}  # a training step asks for no final state
 
+ONCE = ("gradient checkpointing", "autocast")
+PACKED_TWICE = "cu_seqlens at a reused address"
+TRACED = "torch.compile"  # on a GPU only: Triton's interpreter is not what it would trace
+IN_JOBS = "as jobs run it"
+LEAST = {"H": 1, "HV": 1, "K": 16, "V": 16}
+PAIR = (3, 65)  # turned around, the second layout has other chunks
+
 EMULATED = {
     "chunk_delta_rule": (
         CellPlan("weak gates", "weak", (ONE,), SMALL, wide=WIDE, quick=True, short=(TWO,)),
@@ -77,6 +84,7 @@ EMULATED = {
         CellPlan("edge values", "edge", (70,), SMALL, wide=WIDE),
         CellPlan("odd sizes", "weak", (70,), ODD, seeds=2, configuration=2, upstream="sum", wide=WIDE),
         CellPlan("causality", "weak", (100,), SMALL, seeds=1, cuts=(40, 70)),
+        CellPlan(IN_JOBS, "weak", PAIR, LEAST, seeds=1, contexts=(*ONCE, PACKED_TWICE), lanes=("fp32",)),
     ),
     "recurrent_delta_rule": (
         CellPlan("weak gates, packed", "weak", (1, 3, 17), {**SMALL, "K": 16, "V": 20}, initial_state=True, quick=True),
@@ -87,10 +95,12 @@ EMULATED = {
     "l2norm": (
         CellPlan("short rows", "small", (67,), {"H": 2, "D": 60}, quick=True),
         CellPlan("summed", "plain", (40,), {"H": 2, "D": 32}, configuration=2, upstream="sum"),
+        CellPlan(IN_JOBS, "plain", (5,), {"H": 2, "D": 32}, seeds=1, contexts=ONCE, lanes=("fp32",)),
     ),
     "gated_rms_norm": (
         CellPlan("short rows", "small", (67,), {"D": 60}, quick=True),
         CellPlan("summed", "plain", (40,), {"D": 32}, configuration=1, upstream="sum"),
+        CellPlan(IN_JOBS, "plain", (5,), {"D": 32}, seeds=1, contexts=ONCE, lanes=("fp32",)),
     ),
     "fla_conv": (
         CellPlan(
@@ -107,6 +117,16 @@ EMULATED = {
             options=SILU,
         ),
         CellPlan("causality", "plain", (70,), {"D": 20, "W": 4}, seeds=1, cuts=(3, 66), options=SILU),
+        CellPlan(
+            IN_JOBS,
+            "plain",
+            PAIR,
+            {"D": 20, "W": 4},
+            seeds=1,
+            contexts=(*ONCE, PACKED_TWICE),
+            options=SILU,
+            lanes=("fp32",),
+        ),
     ),
 }
 
@@ -148,14 +168,21 @@ def measured(form: str, config: Mapping[str, Any]) -> tuple[CellPlan, ...]:
             CellPlan("extreme gates, packed", "extreme", PACKED, sizes),
             CellPlan("edge values", "edge", (ONE,), sizes, upstream="sum"),
             CellPlan("causality", "weak", (ONE,), sizes, seeds=1, cuts=(40, 70)),
+            CellPlan(IN_JOBS, "weak", PACKED, sizes, seeds=1, contexts=(*ONCE, TRACED, PACKED_TWICE)),
         ),
         "recurrent_delta_rule": (
             CellPlan("weak gates, packed", "weak", (1, 3, 64), sizes, initial_state=True, repeats=REPEATS, quick=True),
             CellPlan("model gates", "model", (ONE,), sizes),
             CellPlan("causality", "weak", (ONE,), sizes, seeds=1, cuts=(40,)),
         ),
-        "l2norm": (CellPlan("short rows", "small", (LONG,), rows, repeats=REPEATS, quick=True),),
-        "gated_rms_norm": (CellPlan("short rows", "small", (LONG,), {"D": sizes["V"]}, repeats=REPEATS, quick=True),),
+        "l2norm": (
+            CellPlan("short rows", "small", (LONG,), rows, repeats=REPEATS, quick=True),
+            CellPlan(IN_JOBS, "plain", (ONE,), rows, seeds=1, contexts=(*ONCE, TRACED)),
+        ),
+        "gated_rms_norm": (
+            CellPlan("short rows", "small", (LONG,), {"D": sizes["V"]}, repeats=REPEATS, quick=True),
+            CellPlan(IN_JOBS, "plain", (ONE,), {"D": sizes["V"]}, seeds=1, contexts=ONCE),
+        ),
         "fla_conv": (
             CellPlan(
                 "a slice of a concatenation", "plain", (LONG,), conv, upstream="cat", options=SILU, repeats=REPEATS
@@ -163,6 +190,7 @@ def measured(form: str, config: Mapping[str, Any]) -> tuple[CellPlan, ...]:
             CellPlan("summed", "plain", (ONE,), conv, upstream="sum", options=SILU, quick=True),
             CellPlan("packed, with states", "plain", PACKED, conv, initial_state=True, options=SILU),
             CellPlan("causality", "plain", (ONE,), conv, seeds=1, cuts=(3, 66), options=SILU),
+            CellPlan(IN_JOBS, "plain", PACKED, conv, seeds=1, contexts=(*ONCE, TRACED, PACKED_TWICE), options=SILU),
         ),
     }
     return plans[form]

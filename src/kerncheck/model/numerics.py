@@ -59,11 +59,22 @@ class Unrepeated(Frozen):
     bound: float | None
 
 
+class InContext(Frozen):
+    """One way in which jobs run an op, against the plain run: what it raised, or rms(difference) / rms by tensor.
+
+    None: absent or not finite on one side. Tensors with the same bits are not in ``differs``.
+    """
+
+    name: str
+    raised: str = ""
+    differs: dict[str, float | None] = {}
+
+
 class Cell(Frozen, tag="cell", tag_field="kind"):
     """One op on one set of inputs.
 
     Of a cell with ``cuts`` only ``leaks`` was looked at: the positions from which changed tokens reached earlier
-    outputs. ``backward``: ``ok``, ``no graph`` or ``raised``. ``changed``: inputs and upstream gradients that were
+    outputs. Of one with ``contexts`` only these were. ``backward``: ``ok``, ``no graph`` or ``raised``. ``changed``: inputs and upstream gradients that were
     written to. ``unwritten``: tensors with entries that no kernel wrote. ``slopes``: for gradients that are missing or
     zero, the slope of the op's own forward along that input. ``configurations``: autotune choices by kernel.
     """
@@ -83,6 +94,7 @@ class Cell(Frozen, tag="cell", tag_field="kind"):
     unrepeated: tuple[Unrepeated, ...] = ()
     cuts: tuple[int, ...] = ()
     leaks: tuple[int, ...] = ()
+    contexts: tuple[InContext, ...] = ()
     launched_forward: tuple[str, ...] = ()
     launched_backward: tuple[str, ...] = ()
     configurations: dict[str, str] = {}
