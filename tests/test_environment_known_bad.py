@@ -127,6 +127,8 @@ def test_kc112_l45_the_remedy_on_hopper_is_not_the_variable():
         ({"causal-conv1d": "1.7.0"}, "10.3", "cc1d-105-sm103", {"torch": "2.11.0+cu128"}),
         ({"causal-conv1d": "1.5.0.post8"}, "9.0", "cc1d-61-backward-without-bias", {"causal-conv1d": "1.5.2"}),
         ({"fla-core": "0.4.1"}, "8.0", "fla-slow-before-042", {"fla-core": "0.4.2"}),
+        ({"fla-core": "0.5.2", "triton": "3.9.0"}, "8.0", "fla-triton-3.9-autotune-keys", {"triton": "3.8.0"}),
+        ({"fla-core": "0.4.2", "triton": "3.9.1"}, "9.0", "fla-triton-3.9-autotune-keys", {"fla-core": "0.6.0"}),
         ({"fla-core": "0.5.0", "transformers": "5.16.0"}, "8.0", "fla-root-without-ops", {"transformers": "5.17.0"}),
         (
             {"flash-linear-attention": None, "transformers": "5.15.1"},
