@@ -220,7 +220,7 @@ def test_the_profile_of_qwen_makes_a_whole_request():
 def test_every_op_of_a_kernel_file_here_has_a_row():
     from kerncheck.kernels import all_specs
 
-    assert {spec.id for spec in all_specs()} <= catalog().ops
+    assert {spec.id for spec in all_specs() if not spec.in_torch} <= catalog().ops
 
 
 @pytest.mark.parametrize(

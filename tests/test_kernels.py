@@ -18,7 +18,7 @@ QWEN = {"linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_he
 
 
 def test_ids_are_unique_and_well_formed():
-    assert len({spec.id for spec in SPECS}) == len(SPECS) == 12
+    assert len({spec.id for spec in SPECS}) == len(SPECS) == 15
     assert all(spec.module and spec.name and ":" in spec.id for spec in SPECS)
     assert find_spec("fla.modules.l2norm:l2norm").form == "l2norm"
     assert find_spec("torch:compile") is None
@@ -26,7 +26,10 @@ def test_ids_are_unique_and_well_formed():
 
 def test_only_triton_ops_run_emulated_and_compiled_ones_name_their_extension():
     assert {spec.package for spec in SPECS if spec.runs_emulated} == {"flash-linear-attention", "liger-kernel"}
-    assert {spec.extension for spec in SPECS if not spec.runs_emulated} == {"causal_conv1d_cuda"}
+    assert {spec.extension for spec in SPECS if not (spec.runs_emulated or spec.in_torch)} == {
+        "causal_conv1d_cuda",
+        "flash_attn_2_cuda",
+    }
 
 
 @pytest.mark.torch

@@ -29,7 +29,8 @@ class Form:
     is called with one seed at a time). ``contract`` is ``io`` where the kernel rounds the operands of its matrix
     products to the dtype of its inputs, ``ieee`` where it computes in fp32. ``states`` names outputs that are states,
     ``fp32`` the tensors that stay fp32 in a 16-bit lane, ``constant`` inputs that have no gradient.
-    ``weigh`` may change the upstream gradients. Of several ``eagers`` the largest error is the yardstick.
+    ``operators`` are names of torch's own operators that count as launches where the kernels are torch's. ``weigh``
+    may change the upstream gradients. Of several ``eagers`` the largest error is the yardstick.
     """
 
     axes: dict[str, str]
@@ -43,4 +44,5 @@ class Form:
     states: tuple[str, ...] = ()
     fp32: tuple[str, ...] = ()
     constant: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
     weigh: Callable[[Tensors], Tensors] = as_drawn

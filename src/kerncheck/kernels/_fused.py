@@ -73,6 +73,21 @@ class Zeroed(TorchDispatchMode):  # type: ignore[misc]
         return out.zero_() if fresh else out
 
 
+class Operators(TorchDispatchMode):  # type: ignore[misc]
+    """Note which of some operators of torch run: what an op of torch itself comes down to has no other name."""
+
+    def __init__(self, names: tuple[str, ...], ran: list[str]) -> None:
+        super().__init__()
+        self._names, self._ran = frozenset(names), ran
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Run one operation."""
+        name = func.overloadpacket.__name__
+        if name in self._names:
+            self._ran.append(name)
+        return func(*args, **(kwargs or {}))
+
+
 def leaves(inputs: Tensors, form: Form) -> Tensors:
     """Copy the inputs into leaves of a new graph."""
     copies = {name: x.detach().clone() for name, x in inputs.items()}
@@ -161,11 +176,13 @@ class Fused:
 
     @contextlib.contextmanager
     def watch(self, plan: Plan) -> Iterator[list[str]]:
-        """Collect the kernels launched in this block: Triton's, or entries into the op's compiled extension."""
-        with self.device.launches() as launched, entries(plan["extension"]) as entered:
+        """Collect the kernels launched in this block: Triton's, entries into an extension, or torch's own operators."""
+        ran: list[str] = []
+        counted = Operators(self.form.operators, ran) if self.form.operators else contextlib.nullcontext()
+        with self.device.launches() as launched, entries(plan["extension"]) as entered, counted:
             names: list[str] = []
             yield names
-            names += [*launched, *entered]
+            names += [*launched, *entered, *ran]
 
     def all(self, inputs: Tensors, plan: Plan, weights: Tensors, *, fill: Fill = poisoned) -> Run:
         """Run all seeds, and put seed by seed together what ran alone."""

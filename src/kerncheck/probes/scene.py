@@ -37,7 +37,7 @@ def prepare(options: dict[str, Any]) -> Scene:
     scene = Scene(device)
     try:
         if options.get("eager"):
-            models.force_eager(*sorted({spec.import_name for spec in all_specs()}))
+            models.force_eager(*sorted({spec.import_name for spec in all_specs() if not spec.in_torch}))
         if device.NAME == "cuda" or not options.get("eager"):
             scene.facts = device.prepare({})
         if device.NAME == "emulate" and not options.get("eager") and transformers_seams.decorator_function() is None:

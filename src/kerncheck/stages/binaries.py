@@ -39,7 +39,8 @@ def known(catalog: Catalog) -> dict[str, dict[str, Any]]:
         for item in catalog.kernels.values()
         if item.package.modules
     ]
-    parts += [(spec.import_name, spec.distributions, spec.extension) for spec in all_specs()]
+    described = [spec for spec in all_specs() if not spec.in_torch]
+    parts += [(spec.import_name, spec.distributions, spec.extension) for spec in described]
     found: dict[str, dict[str, Any]] = {}
     for name, distributions, extension in parts:
         one = found.setdefault(name, case(name, (), ()))

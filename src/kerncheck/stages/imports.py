@@ -45,7 +45,8 @@ def targets(ask: Ask) -> list[Target]:
     """Return the packages of the job's model with the ops that it needs; without a model, all that are known."""
     needed = [op.op for op in ask.job.needed]
     found: dict[str, Target] = {}
-    for op in needed if ask.job.model else [spec.id for spec in all_specs()]:
+    known = [spec.id for spec in all_specs() if not spec.in_torch]
+    for op in needed if ask.job.model else known:
         spec = find_spec(op)
         target = of_spec(spec) if spec else of_id(op)
         found.setdefault(target.package, target).ops[op] = modules_of(op, spec)
