@@ -66,24 +66,32 @@ def rows(lane: str, seed: int, seen: Lane) -> Iterator[tuple[str, int, TensorSee
 
 
 def store(path: Path, found: dict[tuple[Any, int], Lane]) -> None:
-    """Write every margin and every needed constant, by tensor and rule, in the order of the seeds."""
-    tensors: dict[str, Row] = {}
+    """Add every margin and every needed constant to a file, by tensor and rule, in the order in which seeds ran."""
+    data = json.loads(path.read_text()) if path.exists() else {**about(), "tensors": {}}
+    if data["versions"] != about()["versions"]:
+        sys.exit(f"{path} was measured with {data['versions']}, not with what is installed: take another file")
     for (lane, seed), seen in found.items():
         for name, at, tensor, seeds in rows(lane, seed, seen):
             if tensor.sizes is None:
                 sys.exit(f"{name}, seed {at}: nothing to compare: {tensor}")
             unit = rule.ROUND_OFF[tensor.precision]
-            row = tensors.setdefault(name, {"seeds": [], "margin": {}, "needed": {}})
+            row = data["tensors"].setdefault(name, {"seeds": [], "margin": {}, "needed": {}})
             row["seeds"].append(at)
-            for key, values in (
-                ("margin", margins(tensor.sizes, unit, seeds)),
-                ("needed", needed(tensor.sizes, unit)),
-            ):
-                for kind, value in values.items():
-                    row[key].setdefault(kind, []).append(None if value is None else float(f"{value:.3g}"))
-    versions = {name: version(name) for name in PACKAGES}
+            add(row["margin"], margins(tensor.sizes, unit, seeds))
+            add(row["needed"], needed(tensor.sizes, unit))
+    path.write_text(json.dumps(data, separators=(",", ":")) + "\n")
+
+
+def add(columns: dict[str, list[float | None]], values: dict[str, float | None]) -> None:
+    """Append one value of each rule, to three digits."""
+    for kind, value in values.items():
+        columns.setdefault(kind, []).append(None if value is None else float(f"{value:.3g}"))
+
+
+def about() -> Row:
+    """Return when, where and with what was measured."""
     head = {"date": time.strftime("%Y-%m-%d"), "machine": platform.machine(), "python": platform.python_version()}
-    path.write_text(json.dumps({**head, "versions": versions, "tensors": tensors}, separators=(",", ":")) + "\n")
+    return {**head, "versions": {name: version(name) for name in PACKAGES}}
 
 
 def of_part(row: Row, key: str, kind: str, *, held: bool) -> list[float]:
