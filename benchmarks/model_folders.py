@@ -56,7 +56,7 @@ for folder, packages in found.items():
     made[folder] = {{"packages": sorted(packages), "config": {{**saved, "model_type": texts[0]}}}}
 print(json.dumps(made))
 """
-ASKED = ("--device", "emulate", "--quick")
+ASKED = ("--device", "emulate", "--quick", "--timeout", "900")
 STAGES = ("--packing", "both", "--select", "KC3", "--select", "KC5", "--select", "KC6")
 HIDING = 'raise ImportError("libcudart.so.12: cannot open shared object file: No such file or directory")\n'
 HEADS = (
