@@ -10,7 +10,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from kerncheck.kernels import CellPlan, OpSpec
-from kerncheck.kernels.fla import AS_TRAINED, PACKED, REPEATS, WIDE, long_enough
+from kerncheck.kernels.fla import (
+    AS_TRAINED,
+    IN_JOBS,
+    LEAST,
+    ONCE,
+    PACKED,
+    PACKED_TWICE,
+    PAIR,
+    REPEATS,
+    TRACED,
+    WIDE,
+    long_enough,
+)
 from kerncheck.kernels.fla import COMMON as FLA
 
 COMMON: dict[str, Any] = {**FLA, "file": "fla_kda", "code": "_fla_kda_calls"}
@@ -58,6 +70,7 @@ EMULATED = {
         CellPlan("edge values", "edge", (40,), SMALL, configuration=1, wide=WIDE, lanes=("fp32",)),
         CellPlan("odd sizes", "weak", (20,), ODD, seeds=2, upstream="sum", wide=WIDE),
         CellPlan("causality", "weak", (70,), SMALL, seeds=1, configuration=1, cuts=(20, 66), lanes=("fp32",)),
+        CellPlan(IN_JOBS, "weak", PAIR, LEAST, seeds=1, contexts=(*ONCE, PACKED_TWICE), lanes=("fp32",)),
     ),
     "recurrent_kda": (
         CellPlan("one token", "model", (1,), SMALL, initial_state=True, quick=True),
@@ -93,6 +106,7 @@ def measured(form: str, config: Mapping[str, Any]) -> tuple[CellPlan, ...]:
         CellPlan("bounded gates", "bounded", (150,), sizes, options=LOW_GATE),
         CellPlan("edge values", "edge", (150,), sizes, upstream="sum"),
         CellPlan("causality", "weak", (150,), sizes, seeds=1, cuts=(40, 70)),
+        CellPlan(IN_JOBS, "weak", PACKED, sizes, seeds=1, contexts=(*ONCE, TRACED, PACKED_TWICE)),
     )
 
 
