@@ -1,6 +1,6 @@
 """The causal depthwise convolution: inputs, the fp64 truth, and eager code. Children only.
 
-    y[t, d] = act(bias[d] + sum_w weight[d, w] x[t - (W - 1) + w, d]),    act silu or nothing,
+    y[t, d] = act(bias[d] + sum_w weight[d, w] x[t - (W - 1) + w, d]) + residual[t, d],    act silu or nothing,
 
 where x before the start of a sequence is the initial state (its last W - 1 columns), or zero. The final state is the
 last W inputs, initial state included (fla 0.6.0, modules/causal_conv1d/ops.py), or the last W - 1 (causal-conv1d).
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 def draw(plan: dict[str, Any], dtype: torch.dtype, generator: torch.Generator) -> dict[str, Tensor]:
-    """Draw x [S, T, D], weight [S, D, W], and where the plan has them bias [S, D] and h0 [S, N, D, state]."""
+    """Draw x [S, T, D], weight [S, D, W], and where the plan has them bias [S, D], h0 [S, N, D, state], residual."""
     sizes, seeds = plan["sizes"], plan["seeds"]
     inputs = {
         "x": torch.randn(seeds, sum(plan["lengths"]), sizes["D"], generator=generator),
@@ -27,6 +27,8 @@ def draw(plan: dict[str, Any], dtype: torch.dtype, generator: torch.Generator) -
     if plan["initial_state"]:
         state = plan["options"].get("state", sizes["W"])
         inputs["h0"] = torch.randn(seeds, len(plan["lengths"]), sizes["D"], state, generator=generator)
+    if plan["options"].get("residual"):
+        inputs["residual"] = torch.randn(inputs["x"].shape, generator=generator)
     return {name: tensor.to(dtype) for name, tensor in inputs.items()}
 
 
@@ -58,7 +60,8 @@ def by_sequence(rule: Any, inputs: dict[str, Tensor], plan: dict[str, Any]) -> d
         whole = torch.cat((history, x), 1)
         y = rule(whole[:, whole.shape[1] - length - width + 1 :], weight, length)
         y = y + inputs["bias"][:, None] if "bias" in inputs else y
-        outputs.append(F.silu(y) if plan["options"].get("activation") else y)
+        y = F.silu(y) if plan["options"].get("activation") else y
+        outputs.append(y + inputs["residual"][:, start : start + length] if "residual" in inputs else y)
         states.append(whole[:, -size:].transpose(1, 2))
         start += length
     found = {"y": torch.cat(outputs, 1), "ht": torch.stack(states, 1)}

@@ -36,6 +36,7 @@ def gates(regime: str, shape: tuple[int, int, int], generator: torch.Generator) 
     ``weak`` forgets over hundreds of tokens, so that errors in what is carried between chunks show; ``model`` is the
     initialisation of Qwen3.5 (A uniform in 0.01 to 16, dt_bias 1); in ``extreme`` the first half of the heads forgets
     at once and the second half almost nothing (1e-4); ``edge`` has tokens with no decay and one with a very strong one.
+    ``short`` is weak: its queries and keys are short instead.
     """
     seeds, length, heads = shape
     raw = torch.randn(shape, generator=generator)
@@ -67,6 +68,9 @@ def draw(plan: dict[str, Any], dtype: torch.dtype, generator: torch.Generator) -
         inputs["beta"][:, 3::7] = 0
         inputs["beta"][:, 5::7] = 1
         inputs["v"][..., sizes["HV"] // 2 :, :] *= 100
+    if plan["regime"] == "short":
+        inputs["q"][:, ::3] *= 1e-3
+        inputs["k"][:, ::2] *= 1e-3
     drawn = {name: tensor.to(dtype) for name, tensor in inputs.items()}
     drawn["g"] = gates(plan["regime"], value[:3], generator)
     if plan["initial_state"]:

@@ -74,6 +74,7 @@ def convolution(function: Any, inputs: Tensors, plan: Plan) -> Tensors:
         inputs["x"],
         weight=inputs["weight"][0],
         bias=inputs["bias"][0] if "bias" in inputs else None,
+        residual=inputs["residual"][0] if "residual" in inputs else None,
         initial_state=inputs["h0"][0] if "h0" in inputs else None,
         output_final_state=True,
         activation="silu" if plan["options"].get("activation") else None,
@@ -133,7 +134,7 @@ FORMS = {
         eagers=(_norms.eager_rms,),
     ),
     "fla_conv": Form(
-        axes={"x": "std", "weight": "sdw", "bias": "sd", "h0": "sndw", "y": "std", "ht": "sndw"},
+        axes={"x": "std", "weight": "sdw", "bias": "sd", "residual": "std", "h0": "sndw", "y": "std", "ht": "sndw"},
         draw=_convolution.draw,
         call=convolution,
         reference=_convolution.reference,

@@ -64,6 +64,7 @@ ONE = 150  # two chunks and a part of a third
 TWO = 70  # one chunk and a part of a second
 SMALL = {"H": 1, "HV": 2, "K": 32, "V": 32}
 ODD = {"H": 2, "HV": 4, "K": 60, "V": 100}  # neither is a power of two, and two value heads share a key head
+BROAD = {"H": 1, "HV": 1, "K": 200, "V": 20}  # more than three blocks of 64 keys, each of which has code of its own
 SILU = {"activation": True}
 WIDE = 12  # further seeds for the eager yardstick (see kernels/_observe.py)
 AS_TRAINED = {"states": False}  # a training step asks for no final state
@@ -83,6 +84,7 @@ EMULATED = {
         CellPlan("extreme gates, packed", "extreme", PACKED[:4], SMALL, wide=WIDE),
         CellPlan("edge values", "edge", (70,), SMALL, wide=WIDE),
         CellPlan("odd sizes", "weak", (70,), ODD, seeds=2, configuration=2, upstream="sum", wide=WIDE),
+        CellPlan("wide keys", "weak", (66,), BROAD, seeds=2, wide=WIDE),
         CellPlan("causality", "weak", (100,), SMALL, seeds=1, cuts=(40, 70)),
         CellPlan(IN_JOBS, "weak", PAIR, LEAST, seeds=1, contexts=(*ONCE, PACKED_TWICE), lanes=("fp32",)),
     ),
@@ -90,6 +92,7 @@ EMULATED = {
         CellPlan("weak gates, packed", "weak", (1, 3, 17), {**SMALL, "K": 16, "V": 20}, initial_state=True, quick=True),
         CellPlan("model gates", "model", (19,), {**SMALL, "K": 30, "V": 16}),
         CellPlan("edge values", "edge", (18,), {**SMALL, "K": 16, "V": 16}, initial_state=True),
+        CellPlan("short rows", "short", (12,), {**SMALL, "K": 16, "V": 16}),
         CellPlan("causality", "weak", (16,), {**SMALL, "K": 16, "V": 16}, seeds=1, cuts=(5,)),
     ),
     "l2norm": (
@@ -116,6 +119,7 @@ EMULATED = {
             initial_state=True,
             options=SILU,
         ),
+        CellPlan("with a residual", "plain", (3, 66), {"D": 20, "W": 4}, options={**SILU, "residual": True}),
         CellPlan("causality", "plain", (70,), {"D": 20, "W": 4}, seeds=1, cuts=(3, 66), options=SILU),
         CellPlan(
             IN_JOBS,
