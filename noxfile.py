@@ -24,6 +24,7 @@ nox.options.error_on_missing_interpreters = True  # a row that was not run must 
 # extra index; KERNCHECK_TORCH names another requirement where that is not so.
 TORCH = os.environ.get("KERNCHECK_TORCH", "torch==2.13.0")
 UNDER_TEST = (TORCH, "numpy")
+LIGER = "liger-kernel==0.8.5"  # in the tests only: no model profile requires it
 MODELS = ("triton==3.9.0", "flash-linear-attention==0.6.0", "transformers==5.24.0")
 
 
@@ -109,6 +110,7 @@ def matrix_head() -> str:
 def tests(session: nox.Session) -> None:
     """Run all tests that need no GPU. Three at a time keep two cores busy: many wait for children."""
     install_under_test(session)
+    session.install(LIGER)
     session.install(".", *nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "test"))
     session.run("python", "-m", "pytest", "-n", "3", "--durations=25", *session.posargs)
 

@@ -74,9 +74,10 @@ class Cell(Frozen, tag="cell", tag_field="kind"):
     """One op on one set of inputs.
 
     Of a cell with ``cuts`` only ``leaks`` was looked at: the positions from which changed tokens reached earlier
-    outputs. Of one with ``contexts`` only these were. ``backward``: ``ok``, ``no graph`` or ``raised``. ``changed``: inputs and upstream gradients that were
-    written to. ``unwritten``: tensors with entries that no kernel wrote. ``slopes``: for gradients that are missing or
-    zero, the slope of the op's own forward along that input. ``configurations``: autotune choices by kernel.
+    outputs. Of one with ``contexts`` only these were. ``backward``: ``ok``, ``no graph`` or ``raised``. ``changed``:
+    inputs and upstream gradients that were written to. ``unwritten``: tensors with entries that no kernel wrote.
+    ``slopes``: for gradients that are missing or zero, the slope of the op's own forward along that input.
+    ``configurations``: autotune choices by kernel.
     """
 
     op: str
