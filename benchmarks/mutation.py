@@ -2,6 +2,7 @@
 
     python benchmarks/mutation.py --freeze          # once: draw the sample into benchmarks/mutants.json
     python benchmarks/mutation.py [--jobs 2]        # judge what benchmarks/mutation.jsonl does not hold yet
+    python benchmarks/mutation.py --again           # judge once more, by cells added since, what was not killed
     python benchmarks/mutation.py --report          # write docs/detection.md from it
 
 A mutant is first shown to the quick cells of its op, then to all cells in fp32 and bf16, then to the step and packing
@@ -197,6 +198,19 @@ def run(jobs: int, most: int) -> None:
             show(row)
 
 
+def again(jobs: int) -> None:
+    """Judge what was not killed once more: cells may have been added because of it. What was killed stays so."""
+    rows = known()
+    open_ = [row for row in rows if row["status"] != "killed" and not row.get("again")]
+    mutants = [Mutant(**{name: row[name] for name in Mutant.__dataclass_fields__}) for row in open_]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
+        bench = Bench(Path(folder))
+        for old, row in zip(open_, pool.map(lambda mutant: one(bench, mutant), mutants), strict=True):
+            rows[rows.index(old)] = {**row, "again": True, "seconds": round(old["seconds"] + row["seconds"], 1)}
+            RESULTS.write_text("".join(json.dumps(item) + "\n" for item in rows))
+            show(row)
+
+
 def show(row: dict[str, Any]) -> None:
     """Print one line about a mutant."""
     change = f"{row['operator']}: {row['old'][:50]} -> {row['new'][:50]}"
@@ -209,11 +223,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--freeze", action="store_true")
     parser.add_argument("--report", action="store_true")
+    parser.add_argument("--again", action="store_true")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--most", type=int, default=10_000, help="stop after so many")
     asked = parser.parse_args()
     if asked.freeze:
         freeze()
+    elif asked.again:
+        again(asked.jobs)
     elif asked.report:
         mutation_report.write(known(), json.loads(SAMPLE.read_text()))
     else:

@@ -41,6 +41,19 @@ def totals(rows: list[dict[str, Any]], sample: dict[str, Any]) -> list[str]:
         f"* killed: {count['killed']} of {live} live mutants that are not equivalent: **{rate:.1f} %**",
         f"* equivalent: {count['equivalent']} ({same:.0f} % of those judged)",
         f"* survived: {count['survived']}",
+        *later(rows),
+    ]
+
+
+def later(rows: list[dict[str, Any]]) -> list[str]:
+    """Say what was judged again, by cells that were added after the first run."""
+    again = [row for row in rows if row.get("again")]
+    won = sum(row["status"] == "killed" for row in again)
+    if not again:
+        return []
+    return [
+        f"* {len(again)} were not killed in the first run. Cells were added because of them (keys of four blocks, short",
+        f"  rows, a convolution with a residual), and they were judged again: {won} of them were killed then",
     ]
 
 
