@@ -52,8 +52,8 @@ def later(rows: list[dict[str, Any]]) -> list[str]:
     if not again:
         return []
     return [
-        f"* {len(again)} were not killed in the first run. Cells were added because of them (keys of four blocks, short",
-        f"  rows, a convolution with a residual), and they were judged again: {won} of them were killed then",
+        f"* {len(again)} were not killed in the first run. Cells were added for them (keys of four blocks, short rows,",
+        f"  a convolution with a residual), and they were judged again: {won} of them were killed then",
     ]
 
 
