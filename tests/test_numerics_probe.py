@@ -51,7 +51,7 @@ def test_healthy_kernels_are_right_and_their_launches_and_tiles_are_seen(lane):
     assert found.unusable is None
     assert found.unimportable == ()
     assert all(isinstance(cell, Cell) for cell in found.cells), found.cells
-    compared = [cell for cell in found.cells if not cell.cuts]
+    compared = [cell for cell in found.cells if not cell.cuts and not cell.contexts]
     assert {cell.op.partition(":")[2] for cell in compared} == set(CHEAP)
     for cell in compared:
         assert cell.tensors

@@ -89,7 +89,7 @@ def test_the_example_is_judged_sound(judged, capsys):
     assert {pair for pair in of(outcomes, "passed") if pair[1] == OP} == {(found, OP) for found in codes}
     assert ("KC002", "plug-in swiglu") in of(outcomes, "passed")
     assert of(outcomes, "failed") == []
-    launched = next(one["message"] for one in outcomes if one["code"] == "KC404")
+    launched = next(one["message"] for one in outcomes if (one["code"], one["subject"]) == ("KC404", OP))
     assert launched == "launched swiglu_fwd_kernel"
 
 
