@@ -53,7 +53,7 @@ def later(rows: list[dict[str, Any]]) -> list[str]:
         return []
     return [
         f"* {len(again)} were not killed in the first run. Cells were added for them (keys of four blocks, short rows,",
-        f"  a convolution with a residual), and they were judged again: {won} of them were killed then",
+        f"  convolutions with a residual and of a batch), and they were judged again: {won} of them were killed then",
     ]
 
 
@@ -86,8 +86,9 @@ def healthy() -> list[str]:
         "",
         f"Measured on {data['date']} with {versions}",
         "(`benchmarks/nulls.py`). A run is one op in one lane on seeds of its own, as `verify` judges it:",
-        f"{nulls.runs(data)} held-out runs, on seeds that no constant was chosen on. *Needed* is the smallest constant",
-        "with which the worst tensor would still be right; a margin above 1 would be an alarm.",
+        f"{nulls.runs(data)} held-out runs of {nulls.runs(data, 3)} cells (each pools its seeds), on seeds that no constant",
+        "was chosen on, none accused. *Needed* is the smallest constant with which the worst tensor would still be",
+        "right; a margin above 1 would be an alarm.",
         "",
         *nulls.table(data),
     ]

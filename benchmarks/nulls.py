@@ -114,10 +114,10 @@ def table(data: Row) -> Iterator[str]:
             yield f"| {lane} | {kind} | {constant:g} | {len(worst)} | {needs} | {max(worst):.2f} | {above} |"
 
 
-def runs(data: Row) -> int:
-    """Return how many held-out runs the data holds: ops times lanes times seeds."""
+def runs(data: Row, parts: int = 2) -> int:
+    """Return how many held-out runs the data holds: ops times lanes times seeds; with three parts, cells instead."""
     found = {
-        (*name.split(" | ")[:2], seed)
+        (*name.split(" | ")[:parts], seed)
         for name, row in data["tensors"].items()
         for seed in row["seeds"]
         if seed >= HELD_OUT
@@ -130,7 +130,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default=str(DATA))
     data = json.loads(Path(parser.parse_args().data).read_text())
-    print(f"{data['versions']}, {data['date']}: {runs(data)} held-out runs")
+    print(f"{data['versions']}, {data['date']}: {runs(data)} held-out runs, {runs(data, 3)} pooled cells")
     print("\n".join(table(data)))
     return 0
 

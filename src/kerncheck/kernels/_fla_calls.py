@@ -68,10 +68,12 @@ def gated_rms_norm(module: Any, inputs: Tensors, _plan: Plan) -> Tensors:
 
 
 def convolution(function: Any, inputs: Tensors, plan: Plan) -> Tensors:
-    """Call causal_conv1d with its Triton backend."""
-    bounds = offsets(plan, 1, inputs["x"].device)
+    """Call causal_conv1d with its Triton backend: packed, or with ``batch`` as rows of one length each."""
+    rows = len(plan["lengths"]) if plan["options"].get("batch") else 1
+    bounds = None if rows > 1 else offsets(plan, 1, inputs["x"].device)
+    x = inputs["x"][0].unflatten(0, (rows, -1))[None].flatten(0, 1)
     output, final = function(
-        inputs["x"],
+        x,
         weight=inputs["weight"][0],
         bias=inputs["bias"][0] if "bias" in inputs else None,
         residual=inputs["residual"][0] if "residual" in inputs else None,
@@ -81,7 +83,7 @@ def convolution(function: Any, inputs: Tensors, plan: Plan) -> Tensors:
         backend="triton",
         cu_seqlens=bounds,
     )
-    return {"y": output, "ht": final[None]}
+    return {"y": output.flatten(0, 1)[None], "ht": final[None]}
 
 
 DELTA_AXES = {

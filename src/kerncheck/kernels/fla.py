@@ -119,6 +119,7 @@ EMULATED = {
             initial_state=True,
             options=SILU,
         ),
+        CellPlan("a batch", "plain", (35, 35), {"D": 20, "W": 4}, initial_state=True, options={**SILU, "batch": True}),
         CellPlan("with a residual", "plain", (3, 66), {"D": 20, "W": 4}, options={**SILU, "residual": True}),
         CellPlan("causality", "plain", (70,), {"D": 20, "W": 4}, seeds=1, cuts=(3, 66), options=SILU),
         CellPlan(
