@@ -86,9 +86,9 @@ def healthy() -> list[str]:
         "",
         f"Measured on {data['date']} with {versions}",
         "(`benchmarks/nulls.py`). A run is one op in one lane on seeds of its own, as `verify` judges it:",
-        f"{nulls.runs(data)} held-out runs of {nulls.runs(data, 3)} cells (each pools its seeds), on seeds that no constant",
-        "was chosen on, none accused. *Needed* is the smallest constant with which the worst tensor would still be",
-        "right; a margin above 1 would be an alarm.",
+        f"{nulls.runs(data)} held-out runs of {nulls.runs(data, 3)} cells (each pools its seeds), on seeds that no",
+        "constant was chosen on, none accused. *Needed* is the smallest constant with which the worst tensor would",
+        "still be right; a margin above 1 would be an alarm.",
         "",
         *nulls.table(data),
     ]
