@@ -112,7 +112,7 @@ def tests(session: nox.Session) -> None:
     install_under_test(session)
     session.install(LIGER)
     session.install(".", *nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "test"))
-    session.run("python", "-m", "pytest", "-n", "3", "--durations=25", *session.posargs)
+    session.run("python", "-m", "pytest", "-n", "3", "--dist", "worksteal", "--durations=25", *session.posargs)
 
 
 @nox.session
