@@ -49,19 +49,20 @@ def cases(conventions: tuple[str, ...], declared: str | None) -> list[dict[str, 
     With a cache only attention can behave differently, and one changed example shows it. Variants differ from ``both``
     in attention alone, so one that is not declared is run without a cache only.
     """
-    off = [case(convention, use_cache=False) for convention in ("nothing", *conventions)]
+    off = [case(name, use_cache=False, table=name != declared) for name in ("nothing", *conventions)]
     cached = [convention for convention in conventions if convention in CONVENTIONS or convention == declared]
     return off + [case(convention, use_cache=True) for convention in cached]
 
 
-def case(convention: str, *, use_cache: bool) -> dict[str, Any]:
-    """Return one case of the probe."""
+def case(convention: str, *, use_cache: bool, table: bool = False) -> dict[str, Any]:
+    """Return one case of the probe; for the table alone a variant is looked at by one change, without gradients."""
+    brief = use_cache or (table and convention in VARIANTS)
     return {
         "name": f"{convention}, use_cache {'on' if use_cache else 'off'}",
         "convention": convention,
         "use_cache": use_cache,
-        "gradients": not use_cache,
-        "examples": [0] if use_cache or convention in VARIANTS else [0, 2],
+        "gradients": not brief,
+        "examples": [0] if brief else [0, 2],
     }
 
 
