@@ -231,8 +231,11 @@ def test_a_loop_shorter_than_the_schedule(calls, tmp_path):
 
 
 def test_outside_of_a_with_statement():
-    trace = kerncheck.step_trace(llama(), **SHORT)
+    model = llama()
+    trace = kerncheck.step_trace(model, wait=1, warmup=1, active=1)
+    trained(model, 3, trace)  # as many steps as the schedule needs: none begins a recording that nobody would end
     refused(trace, "belongs into a with statement")
+    assert (trace.done, trace.report, trace.findings, hooks(model)) == (False, None, (), 0)
 
 
 @pytest.mark.parametrize("wait", [0, 1])

@@ -58,9 +58,11 @@ class StepTrace:
         self.done = False
         self.reason = "nothing was recorded: step_trace belongs into a with statement"
         self._recording, self._job, self._catalog, self._kept = recording, job, catalog, kept
+        self._entered = False
 
     def __enter__(self) -> Self:
         """Begin to count steps."""
+        self._entered = True
         self._recording.start()
         self._look()
         return self
@@ -75,8 +77,11 @@ class StepTrace:
             self._end(raised or self._recording.why())
 
     def step(self) -> None:
-        """Say that a step of the loop has ended. The call that ends the last recorded step also reads the trace."""
-        if not self.done:
+        """Say that a step of the loop has ended. The call that ends the last recorded step also reads the trace.
+
+        Outside of a ``with`` statement it does nothing: what it would begin, nobody would end.
+        """
+        if self._entered and not self.done:
             self._recording.step()
             self._look()
 
