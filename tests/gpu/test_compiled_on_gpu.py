@@ -7,24 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from needs_gpu import MARKS
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from rehearse import CATALOG, SURVEY, calls, child, options
 
-
-def gpus() -> int:
-    """Return the number of NVIDIA GPUs, without torch."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        return int(pynvml.nvmlDeviceGetCount())
-    except pynvml.NVMLError:
-        return 0
-
-
-pytestmark = [pytest.mark.gpu, pytest.mark.torch, pytest.mark.skipif(not gpus(), reason="needs an NVIDIA GPU")]
+pytestmark = MARKS
 
 CHUNK = "fla.ops.gated_delta_rule:chunk_gated_delta_rule"
 NORM = "fla.modules:FusedRMSNormGated"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 
-import pytest
-from test_step_on_gpu import gpus
+from needs_gpu import MARKS
 
 from kerncheck import catalog as catalogs
 from kerncheck.checks import packing as checks
@@ -19,7 +18,7 @@ from kerncheck.stages import packing
 from kerncheck.stages.common import Ask
 from kerncheck.supervise import Supervisor
 
-pytestmark = [pytest.mark.gpu, pytest.mark.torch, pytest.mark.skipif(not gpus(), reason="needs an NVIDIA GPU")]
+pytestmark = MARKS
 CATALOG = catalogs.load()
 
 

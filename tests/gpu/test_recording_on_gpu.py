@@ -5,23 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from needs_gpu import MARKS
 
 import kerncheck
 from kerncheck.cli import run
 
-
-def gpus() -> int:
-    """Return the number of NVIDIA GPUs, without torch."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        return int(pynvml.nvmlDeviceGetCount())
-    except pynvml.NVMLError:
-        return 0
-
-
-pytestmark = [pytest.mark.gpu, pytest.mark.torch, pytest.mark.skipif(not gpus(), reason="needs an NVIDIA GPU")]
+pytestmark = MARKS
 CHUNK = "fla.ops.gated_delta_rule:chunk_gated_delta_rule"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+from needs_gpu import MARKS
 
 from kerncheck import catalog as catalogs
 from kerncheck.checks import step as step_checks
@@ -20,19 +21,7 @@ from kerncheck.stages import step
 from kerncheck.stages.common import Ask
 from kerncheck.supervise import Supervisor
 
-
-def gpus() -> int:
-    """Return the number of NVIDIA GPUs, without torch."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        return int(pynvml.nvmlDeviceGetCount())
-    except pynvml.NVMLError:
-        return 0
-
-
-pytestmark = [pytest.mark.gpu, pytest.mark.torch, pytest.mark.skipif(not gpus(), reason="needs an NVIDIA GPU")]
+pytestmark = MARKS
 CATALOG = catalogs.load()
 CHUNK = "chunk_gated_delta_rule"
 
