@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,14 +25,20 @@ def offsets(plan: Plan, seeds: int, device: Any) -> Tensor | None:
 
 def delta_rule(function: Any, inputs: Tensors, plan: Plan) -> Tensors:
     """Call chunk_gated_delta_rule or fused_recurrent_gated_delta_rule, packed where the plan has several lengths."""
+    return recurrence(function, inputs, plan, lambda given: tuple(given[name] for name in ("q", "k", "v", "g")))
+
+
+def recurrence(function: Any, inputs: Tensors, plan: Plan, laid: Callable[[Tensors], tuple[Tensor, ...]]) -> Tensors:
+    """Call a gated delta rule; ``laid`` returns q, k, v and g as the model's layer hands them over."""
     seeds, states = inputs["q"].shape[0], plan["options"].get("states", True)
     bounds = offsets(plan, seeds, inputs["q"].device)
     given = {name: x if bounds is None else x.flatten(0, 1)[None] for name, x in inputs.items() if name != "h0"}
+    q, k, v, g = laid(given)
     output, final = function(
-        given["q"],
-        given["k"],
-        given["v"],
-        g=given["g"],
+        q,
+        k,
+        v,
+        g=g,
         beta=given["beta"],
         initial_state=inputs["h0"].flatten(0, 1) if "h0" in inputs else None,
         output_final_state=states,

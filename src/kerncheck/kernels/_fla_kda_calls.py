@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kerncheck.kernels import _kda
-from kerncheck.kernels._fla_calls import DELTA_AXES, by_seed, offsets
+from kerncheck.kernels._fla_calls import DELTA_AXES, recurrence
 from kerncheck.kernels._forms import Form, Plan, Tensors
 
 
@@ -25,20 +25,11 @@ def as_split(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
 
 def kimi_delta(function: Any, inputs: Tensors, plan: Plan) -> Tensors:
     """Call chunk_kda or fused_recurrent_kda, packed where the plan has several lengths."""
-    seeds, states = inputs["q"].shape[0], plan["options"].get("states", True)
-    bounds = offsets(plan, seeds, inputs["q"].device)
-    given = {name: x if bounds is None else x.flatten(0, 1)[None] for name, x in inputs.items() if name != "h0"}
-    output, final = function(
-        *as_split(given["q"], given["k"], given["v"]),
-        g=_kda.gate_of(plan, given["g"], given["v"].dtype),
-        beta=given["beta"],
-        initial_state=inputs["h0"].flatten(0, 1) if "h0" in inputs else None,
-        output_final_state=states,
-        use_qk_l2norm_in_kernel=True,
-        **({} if bounds is None else {"cu_seqlens": bounds}),
-    )
-    found = {"o": output.reshape(inputs["v"].shape)}
-    return {**found, "ht": by_seed(final, seeds, len(plan["lengths"]))} if states else found
+
+    def laid(given: Tensors) -> tuple[Tensor, ...]:
+        return (*as_split(given["q"], given["k"], given["v"]), _kda.gate_of(plan, given["g"], given["v"].dtype))
+
+    return recurrence(function, inputs, plan, laid)
 
 
 AXES = {**DELTA_AXES, "g": "sthk"}
