@@ -46,7 +46,9 @@ def in_contexts(case: Case, say: Say) -> Iterator[Outcome]:
             yield broken(say, op, lane, cell, item)
         if not pairs:
             yield say.not_judged(
-                op.id, "not tried (a quick run does not, nor is there a case for every op)", required=False
+                op.id,
+                "no case of it was run in other ways than plainly (KC412 has none for this op, or the run is quick)",
+                required=False,
             )
         elif not wrong:
             names = ", ".join(dict.fromkeys(item.name for _, _, item in pairs))
