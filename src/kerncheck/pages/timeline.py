@@ -61,7 +61,7 @@ def bounds(found: Context) -> tuple[float, float, str]:
         return window.start, max([window.end, *ends]), window.name
     starts = [device.start[row] for row in found.rows]
     ends = [device.start[row] + device.duration[row] for row in found.rows]
-    return min([*starts, *found.host_times]), max(ends), "the whole trace"
+    return min([*starts, *found.operator_times[:1], *found.call_times[:1]]), max(ends), "the whole trace"
 
 
 def cpu_lanes(trace: Trace, start: float, end: float) -> list[Lane]:

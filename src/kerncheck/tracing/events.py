@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -10,7 +10,12 @@ NONE = -1
 """Stands for an id that an event does not have. Real ids are natural numbers."""
 ABSENT = -4e18
 """Stands for a time that an event does not give: outside of every time that a trace can hold."""
-
+LATEST = 1e17
+"""Microseconds: the year 5138. A later time, or an earlier one than its negative, is no time."""
+LONGEST = 1e13
+"""Microseconds: 115 days. Nothing lasts longer."""
+Time = Annotated[float, msgspec.Meta(gt=-LATEST, lt=LATEST)]
+Duration = Annotated[float, msgspec.Meta(ge=0, lt=LONGEST)]
 
 Phase = Literal[
     "", "X", "s", "f", "t", "M", "i", "I", "B", "E", "b", "e", "n", "C", "P", "N", "O", "D", "R", "c", "v", "V", "a",
@@ -37,24 +42,25 @@ class Arguments(msgspec.Struct, gc=False):
     size: int = msgspec.field(default=0, name="bytes")
 
 
-class Event(msgspec.Struct, gc=False):
+class Event(msgspec.Struct, gc=False, kw_only=True):
     """One event. ``ts`` and ``dur`` are microseconds: whole in old schemas, with three decimals in new ones.
 
-    Words that are known beforehand are decoded without making a string, which saves a fifth of the time.
+    Words that are known beforehand are decoded without making a string, which saves a fifth of the time. Times are
+    checked while they are decoded: NaN, infinity and what no clock shows are refused.
     """
 
     ph: Phase = ""
     cat: Category = ""
     name: str = ""
-    ts: float = ABSENT
-    dur: float = ABSENT
+    ts: Time
+    dur: Duration = ABSENT
     pid: int | str = 0
     tid: int | str = 0
     args: Arguments | None = None
 
 
 class LooseEvent(msgspec.Struct, gc=False):
-    """An event of any category and phase, for pieces that hold others than the known ones."""
+    """An event of any category, phase and time, for pieces that hold others than the known or possible ones."""
 
     ph: str = ""
     cat: str = ""

@@ -12,18 +12,23 @@ Intervals = list[Interval]
 
 def union(spans: Iterable[Interval]) -> Intervals:
     """Merge intervals that overlap or touch."""
-    merged: Intervals = []
-    begin = reach = None
-    for start, end in sorted(spans):
-        if reach is None or begin is None or start > reach:
-            if reach is not None and begin is not None:
-                merged.append((begin, reach))
+    return merged(sorted(spans))
+
+
+def merged(ordered: Sequence[Interval]) -> Intervals:
+    """Merge intervals that overlap or touch; they come in order of their start."""
+    found: Intervals = []
+    if not ordered:
+        return found
+    begin, reach = ordered[0]
+    for start, end in ordered:
+        if start > reach:
+            found.append((begin, reach))
             begin, reach = start, end
         elif end > reach:
             reach = end
-    if reach is not None and begin is not None:
-        merged.append((begin, reach))
-    return merged
+    found.append((begin, reach))
+    return found
 
 
 def length(spans: Iterable[Interval]) -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kerncheck.model.trace import Idle, Measures, Share, Spread
-from kerncheck.tracing.intervals import Covered, Interval, Intervals, length, minus, union
+from kerncheck.tracing.intervals import Covered, Interval, Intervals, length, merged, minus, union
 from kerncheck.tracing.join import Linked, outermost
 from kerncheck.tracing.names import family
 from kerncheck.tracing.reader import COPY, KERNEL
@@ -32,14 +32,15 @@ class Context:
     device: int | str = ""
     rows: list[int] = field(default_factory=list)
     families: list[str] = field(default_factory=list)
-    host_times: list[float] = field(default_factory=list)
     operator_times: list[float] = field(default_factory=list)
+    call_times: list[float] = field(default_factory=list)
     enqueue: Covered = field(default_factory=Covered)
     data: Covered = field(default_factory=Covered)
     compiling: Covered = field(default_factory=Covered)
     optimizer: Covered = field(default_factory=Covered)
     loads: list[float] = field(default_factory=list)
     waits: list[tuple[float, float]] = field(default_factory=list)
+    blocking: list[tuple[float, float]] = field(default_factory=list)
     start: list[float] = field(default_factory=list)
     end: list[float] = field(default_factory=list)
     launched: list[float] = field(default_factory=list)
@@ -55,12 +56,13 @@ def context(linked: Linked) -> Context:
     found.device, found.rows = busiest(linked)
     found.families = row_families(linked)
     found.operator_times = sorted(trace.operators.start)
-    found.host_times = sorted([*trace.operators.start, *trace.calls.start])
+    found.call_times = sorted(trace.calls.start)
     found.data, found.optimizer = spans_of(linked, "data"), spans_of(linked, "optimizer")
     found.compiling = spans_of(linked, "compile")
     calls = trace.calls
     found.loads = [calls.start[row] for row in linked.named(calls, linked.calls, "load")]
     found.waits = [ended(calls, row) for row in linked.named(calls, linked.calls, "synchronise")]
+    found.blocking = [(start, end) for start, end in found.waits if end - start >= WAITS]
     found.enqueue = Covered(enqueueing(linked))
     by_row(found)
     return found
@@ -274,8 +276,8 @@ def causes(found: Context, start: float, end: float, launched: float) -> tuple[f
 
 def waited(found: Context, time: float) -> bool:
     """Tell whether the host stood in a synchronisation when the device fell idle."""
-    at = bisect.bisect_right(found.waits, (time, float("inf")))
-    return any(end >= time and end - start >= WAITS for start, end in found.waits[max(0, at - 4) : at])
+    at = bisect.bisect_right(found.blocking, (time, float("inf")))
+    return any(found.blocking[before][1] >= time for before in range(max(0, at - 4), at))
 
 
 def counts(found: Context, window: Window, joined: Sequence[int]) -> dict[str, Any]:
@@ -284,9 +286,10 @@ def counts(found: Context, window: Window, joined: Sequence[int]) -> dict[str, A
     kinds = linked.trace.kinds
     owners = {linked.call[row] for row in joined}
     graphs = set(linked.graphs) & owners if linked.graphs else set()
+    operators = between(found.operator_times, window.start, window.end)
     return {
-        "cpu_calls": between(found.host_times, window.start, window.end),
-        "operators": between(found.operator_times, window.start, window.end),
+        "cpu_calls": operators + between(found.call_times, window.start, window.end),
+        "operators": operators,
         "gpu_operations": len(window.rows),
         "kernels": sum(kinds[row] == KERNEL for row in window.rows),
         "launches": len(owners),
@@ -356,13 +359,16 @@ def families(found: Context, rows: Sequence[int], busy: Intervals) -> dict[str, 
 
 
 def communication(found: Context, rows: Sequence[int], busy: Intervals) -> dict[str, Any]:
-    """Measure the time of communication kernels, and the part of it in which no other work ran."""
+    """Measure the time of communication kernels, and the part of it in which no other work ran.
+
+    ``rows`` are in order of their start.
+    """
     parts: tuple[list[Interval], list[Interval]] = ([], [])
     for row in rows:
         parts[found.families[row] == "communication"].append((found.start[row], found.end[row]))
     return {
-        "communication_microseconds": length(union(parts[1])),
-        "exposed_communication_microseconds": length(busy) - length(union(parts[0])),
+        "communication_microseconds": length(merged(parts[1])),
+        "exposed_communication_microseconds": length(busy) - length(merged(parts[0])),
     }
 
 
