@@ -119,7 +119,7 @@ def frozen() -> list[Mutant]:
 
 def mutated(folder: Path, mutant: Mutant) -> Path:
     """Copy fla with the mutant in it; return the path for PYTHONPATH."""
-    shutil.copytree(installed_fla(), folder / "fla", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(installed_fla(), folder / "fla")
     target = folder / "fla" / mutant.file
     target.write_text(applied(mutant, target.read_text()))
     return folder

@@ -207,7 +207,7 @@ def fla_copy(tmp_path):
     spec = importlib.util.find_spec("fla")
     real = Path(spec.submodule_search_locations[0])
     copy = tmp_path / "site" / "fla"
-    shutil.copytree(real, copy, copy_function=os.symlink, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(real, copy, copy_function=os.symlink)
 
     def change(name, old, new):
         path = copy / name

@@ -139,7 +139,7 @@ def test_a_norm_of_fla_that_counts_its_calls_is_found(tmp_path):
     from power.harness import findings, lane_run, observe
 
     norm = "fla.modules.l2norm:l2norm"
-    shutil.copytree(installed_fla(), tmp_path / "fla", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(installed_fla(), tmp_path / "fla")
     target = tmp_path / "fla" / "modules" / "norm" / "l2norm.py"
     line = "    x_shape_og = x.shape\n    x = x.view"
     text = target.read_text()

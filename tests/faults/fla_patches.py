@@ -244,9 +244,13 @@ def installed_fla() -> Path:
 
 
 def patched_fla(folder: Path, fault_name: str) -> Path:
-    """Copy fla into ``folder``, apply one fault, and return the path for PYTHONPATH."""
+    """Copy fla into ``folder``, apply one fault, and return the path for PYTHONPATH.
+
+    The compiled files come along: Python compiles anew what was patched alone, for its time and size are others. Each
+    child would need two seconds for all of fla, and must not write them.
+    """
     fault, root = FAULTS[fault_name], folder / "patched"
-    shutil.copytree(installed_fla(), root / "fla", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(installed_fla(), root / "fla")
     target = root / "fla" / fault.file
     text = target.read_text()
     assert text.count(fault.old) == 1, f"{fault_name}: the text to change is {text.count(fault.old)} times in {target}"

@@ -127,7 +127,7 @@ def patched(folder: Path, name: str) -> Path:
     """Copy the fault's package into ``folder``, apply the fault, and return the path for PYTHONPATH."""
     package = FAULTS[name].op.partition(".")[0]
     root = folder / "patched"
-    shutil.copytree(installed(package), root / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(installed(package), root / package)
     return apply(root, name)
 
 
