@@ -7,6 +7,7 @@ one. Modules whose name starts with an underscore (calls, references) import tor
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import pkgutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -131,6 +132,7 @@ def all_specs() -> tuple[OpSpec, ...]:
     return (*own_specs(), *_added)
 
 
+@functools.cache
 def own_specs() -> tuple[OpSpec, ...]:
     """Return the specs that kerncheck brings, by file name, then in the order of declaration."""
     specs: list[OpSpec] = []
