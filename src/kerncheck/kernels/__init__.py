@@ -79,7 +79,7 @@ class CellPlan:
     there on is changed. ``contexts``: instead of errors, compare with runs as jobs have them (``_contexts.py``).
     ``repeats``: runs that must give the same bits. ``wide``: more seeds for the eager yardstick.
     ``quick``: part of a quick run, with the lengths ``short`` if there are any. ``lanes`` are those that run it (empty:
-    all), ``configuration`` the index of the autotune configuration in emulation.
+    all), ``configuration`` the index of the autotune configuration; on a GPU 0 leaves the choice to the autotuner.
     """
 
     name: str

@@ -6,6 +6,7 @@ The ids were imported with fla 0.5.2 and 0.6.0 (2026-08): 0.6.0 moved the defini
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from kerncheck.kernels import CellPlan, OpSpec
@@ -198,7 +199,23 @@ def measured(form: str, config: Mapping[str, Any]) -> tuple[CellPlan, ...]:
             CellPlan(IN_JOBS, "plain", PACKED, conv, seeds=1, contexts=(*ONCE, TRACED, PACKED_TWICE), options=SILU),
         ),
     }
-    return plans[form]
+    return (*plans[form], *walked(form, sizes, conv))
+
+
+CONFIGURATIONS = {"chunk_delta_rule": 25, "l2norm": 25, "gated_rms_norm": 9, "fla_conv": 64}
+"""The most that a kernel of the op offers its autotuner: fla 0.6.0 for sm_90, docs/compile-ahead-tables.md."""
+
+
+def walked(form: str, sizes: Mapping[str, int], conv: Mapping[str, int]) -> list[CellPlan]:
+    """Return a short cell for each autotune configuration: any of them may be the fastest somewhere, or seem so once."""
+    plan = {
+        "chunk_delta_rule": CellPlan("", "weak", (TWO,), sizes, seeds=2),
+        "l2norm": CellPlan("", "small", (TWO,), {"H": sizes["HV"], "D": sizes["V"]}, seeds=2),
+        "gated_rms_norm": CellPlan("", "small", (TWO,), {"D": sizes["V"]}, seeds=2),
+        "fla_conv": CellPlan("", "plain", (TWO,), conv, seeds=2, options=SILU),
+    }
+    count = CONFIGURATIONS.get(form, 0)
+    return [replace(plan[form], name=f"configuration {n}", configuration=n) for n in range(1, count + 1)]
 
 
 def cells(form: str, device: str, config: Mapping[str, Any]) -> tuple[CellPlan, ...]:
