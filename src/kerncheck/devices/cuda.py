@@ -41,7 +41,7 @@ def prepare(_options: dict[str, Any]) -> dict[str, Any]:
 
 
 def take_configuration(index: int) -> None:
-    """Take the index-th configuration of each autotuned kernel from the next launch on, counted from 1, round and round.
+    """Take the index-th configuration of each autotuned kernel from the next launch on: counted from 1, over and over.
 
     0 leaves the choice to the autotuner, which measures. Either way the configuration that ran is recorded.
     """
@@ -57,7 +57,7 @@ def in_one_configuration(original: Callable[..., Any], tuner: Any, args: Any, kw
     from triton.runtime.errors import OutOfResources
 
     every, tuner.nargs = tuner.configs, dict(zip(tuner.arg_names, args, strict=False))
-    kept = tuner.prune_configs(kwargs)
+    kept = tuner.prune_configs(kwargs) or every
     tuner.configs = [kept[(_asked["configuration"] - 1) % len(kept)]]
     try:
         return original(tuner, *args, **kwargs)

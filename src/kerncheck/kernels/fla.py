@@ -207,7 +207,7 @@ CONFIGURATIONS = {"chunk_delta_rule": 25, "l2norm": 25, "gated_rms_norm": 9, "fl
 
 
 def walked(form: str, sizes: Mapping[str, int], conv: Mapping[str, int]) -> list[CellPlan]:
-    """Return a short cell for each autotune configuration: any of them may be the fastest somewhere, or seem so once."""
+    """Return a short cell for each autotune configuration: any of them may be the fastest, or seem so once."""
     plan = {
         "chunk_delta_rule": CellPlan("", "weak", (TWO,), sizes, seeds=2),
         "l2norm": CellPlan("", "small", (TWO,), {"H": sizes["HV"], "D": sizes["V"]}, seeds=2),
