@@ -25,6 +25,7 @@ nox.options.error_on_missing_interpreters = True  # a row that was not run must 
 TORCH = os.environ.get("KERNCHECK_TORCH", "torch==2.13.0")
 UNDER_TEST = (TORCH, "numpy")
 LIGER = "liger-kernel==0.8.5"  # in the tests only: no model profile requires it
+IN_PARALLEL = ("-n", "3", "--dist", "worksteal")
 COMPILE = "import compileall, sysconfig as s; compileall.compile_dir(s.get_path('purelib'), quiet=2, workers=0)"
 MODELS = ("triton==3.9.0", "flash-linear-attention==0.6.0", "transformers==5.24.0")
 
@@ -113,11 +114,14 @@ def matrix_head() -> str:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run all tests that need no GPU. Three at a time keep two cores busy: many wait for children."""
+    """Run the tests that need no GPU, apart from slow ones: ``-- -m "slow or not slow"`` runs those too, as CI does.
+
+    Three at a time keep two cores busy: many wait for children.
+    """
     install_under_test(session)
     session.install(LIGER)
     session.install(".", *nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "test"))
-    session.run("python", "-m", "pytest", "-n", "3", "--dist", "worksteal", "--durations=25", *session.posargs)
+    session.run("python", "-m", "pytest", *IN_PARALLEL, "--durations=25", "-m", "not slow", *session.posargs)
 
 
 @nox.session

@@ -127,8 +127,8 @@ def test_what_was_compiled_is_found_again_and_no_timings_are_stored(hopper):
 @pytest.mark.parametrize(
     ("target", "dhu", "warps", "tiles", "flag"),
     [
-        ("a100", 12, [2, 4, 8], (128, 128), None),
-        ("b200", 12, [2, 4, 8], (128, 128), "IS_NVIDIA_SM100"),
+        pytest.param("a100", 12, [2, 4, 8], (128, 128), None, marks=pytest.mark.slow),
+        pytest.param("b200", 12, [2, 4, 8], (128, 128), "IS_NVIDIA_SM100", marks=pytest.mark.slow),
         ("rtx5090", 4, [2, 4, 8], (64, 64), "IS_NVIDIA_SM120"),
     ],
 )

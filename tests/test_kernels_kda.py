@@ -87,6 +87,7 @@ def test_the_chunked_forms_are_the_recurrence(monkeypatch, large):
     assert (low["o"].double() - truth["o"]).abs().max() < 2e-5
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_healthy_kernels_are_right_as_the_layers_call_them():
     section = observed(JOB, change=shorter)
@@ -102,6 +103,7 @@ def test_healthy_kernels_are_right_as_the_layers_call_them():
     assert max(margin(tensor, cell.seeds).value for cell in cells for tensor in cell.tensors) < 0.7
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_one_wrong_line_in_each_is_found_in_both_lanes_for_its_cause(tmp_path):
     root = apply(patched(tmp_path, "kda loses its last decay in dg"), "kda step does not decay")

@@ -87,6 +87,7 @@ def test_the_eager_norms_are_near_the_truth(options):
 
 
 @real
+@pytest.mark.slow
 @pytest.mark.torch
 def test_healthy_kernels_are_right_in_both_lanes():
     section = observed(JOB)
@@ -100,6 +101,7 @@ def test_healthy_kernels_are_right_in_both_lanes():
 
 
 @real
+@pytest.mark.slow
 @pytest.mark.torch
 def test_one_wrong_line_in_each_is_found_in_both_lanes(tmp_path):
     root = patched(tmp_path, "liger norm without its projection in dx")

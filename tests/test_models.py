@@ -284,6 +284,7 @@ def child(script, *arguments):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_every_family_with_seams_shrinks_and_trains_and_keeps_each_type_of_layer():
     answers = built()

@@ -8,6 +8,7 @@ from harness import FAULTS, FROM_TABLE, changed, findings, lane_run, launched, o
 pytestmark = pytest.mark.torch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "lane", "codes"),
     [
