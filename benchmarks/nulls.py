@@ -125,6 +125,12 @@ def runs(data: Row, parts: int = 2) -> int:
     return len(found)
 
 
+def alarms(data: Row) -> int:
+    """Return how many held-out tensors lie above one of their limits."""
+    held = (x for row in data["tensors"].values() for kind in RULES for x in of_part(row, "margin", kind, held=True))
+    return sum(x > 1 for x in held)
+
+
 def main() -> int:
     """Print the table of the data."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -85,7 +85,9 @@ EMULATED = {
         CellPlan("extreme gates, packed", "extreme", PACKED[:4], SMALL, wide=WIDE),
         CellPlan("edge values", "edge", (70,), SMALL, wide=WIDE),
         CellPlan("odd sizes", "weak", (70,), ODD, seeds=2, configuration=2, upstream="sum", wide=WIDE),
-        CellPlan("wide keys", "weak", (66,), BROAD, seeds=2, wide=WIDE),
+        # fp32 alone: in bf16 the last block of dg has two tokens, whose rounding two seeds cannot tell from an error
+        # (of 20 null seeds one lay at 1.05 of its limit, two more above 0.85)
+        CellPlan("wide keys", "weak", (66,), BROAD, seeds=2, wide=WIDE, lanes=("fp32",)),
         CellPlan("causality", "weak", (100,), SMALL, seeds=1, cuts=(40, 70)),
         CellPlan(IN_JOBS, "weak", PAIR, LEAST, seeds=1, contexts=(*ONCE, PACKED_TWICE), lanes=("fp32",)),
     ),
