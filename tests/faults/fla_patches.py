@@ -243,25 +243,18 @@ def installed_fla() -> Path:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
-def patched_fla(folder: Path, *faults: str) -> Path:
-    """Copy fla into ``folder``, apply the faults with these names, and return the path for PYTHONPATH.
+def patched_fla(folder: Path, fault_name: str) -> Path:
+    """Copy fla into ``folder``, apply one fault, and return the path for PYTHONPATH.
 
     The compiled files come along: Python compiles anew what was patched alone, for its time and size are others. Each
     child would need two seconds for all of fla, and must not write them.
     """
-    root = folder / "patched"
+    fault, root = FAULTS[fault_name], folder / "patched"
     shutil.copytree(installed_fla(), root / "fla")
-    for name in faults:
-        apply(root / "fla", name)
-    return root
-
-
-def apply(package: Path, name: str) -> None:
-    """Change the one line of a fault in a copy of the package."""
-    fault = FAULTS[name]
-    target = package / fault.file
+    target = root / "fla" / fault.file
     text = target.read_text()
-    assert text.count(fault.old) == 1, f"{name}: the text to change is {text.count(fault.old)} times in {target}"
+    assert text.count(fault.old) == 1, f"{fault_name}: the text to change is {text.count(fault.old)} times in {target}"
     changed = text.replace(fault.old, fault.new)
-    assert changed != text, f"{name}: the patch changes nothing"
+    assert changed != text, f"{fault_name}: the patch changes nothing"
     target.write_text(changed)
+    return root

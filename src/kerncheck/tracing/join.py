@@ -7,7 +7,6 @@ Work joins its call by ``correlation``. A call joins its operator by ``External 
 from __future__ import annotations
 
 import bisect
-from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -200,9 +199,10 @@ def by_time(linked: Linked, missing: list[int]) -> None:
 def in_order(operators: Table, threads: set[int]) -> dict[int, list[int]]:
     """Return the operators of some threads by their start."""
     rows: dict[int, list[int]] = {thread: [] for thread in threads}
-    everywhere: defaultdict[int, list[int]] = defaultdict(list, rows)
-    deque(map(list.append, map(everywhere.__getitem__, operators.place), range(len(operators))), maxlen=0)
-    return {thread: sorted(everywhere[thread], key=operators.start.__getitem__) for thread in threads}
+    for row, place in enumerate(operators.place):
+        if place in rows:
+            rows[place].append(row)
+    return {thread: sorted(found, key=operators.start.__getitem__) for thread, found in rows.items()}
 
 
 def innermost(operators: Table, rows: list[int], at: int, time: float) -> int:
